@@ -1,0 +1,148 @@
+package redismutex
+
+// This file answers: what do all the mutexes on one Redis client share?
+
+import (
+	"context"
+	"crypto/rand"
+	"reflect"
+	"runtime"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+	"weak"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redismutex/redismutex/internal/mailbox"
+)
+
+// channelPrefix begins the name of every mailbox, for the sake of ACLs.
+const channelPrefix = "redismutex:"
+
+// An endpoint is one Redis client: the mailbox on which this process hears of
+// its grants there, the ids drawn from it, and the keeper of its leases.
+type endpoint struct {
+	rc       redis.Scripter
+	process  func(context.Context, redis.Cmder) error // nil: rc can only evaluate scripts
+	pipeline func() redis.Pipeliner                   // nil: rc has none
+	box      *mailbox.Box
+	keeper   keeper
+
+	ids    atomic.Uint64
+	resend time.Duration // a call that took as long may have been sent twice
+	mute   atomic.Bool   // PUBLISH is refused
+	looked atomic.Bool   // the server's settings have been looked at
+}
+
+// endpoints holds the endpoint of each client for as long as a mutex uses it.
+var endpoints struct {
+	sync.Mutex
+	m map[redis.Scripter]weak.Pointer[endpoint]
+}
+
+func endpointOf(rc redis.Scripter) *endpoint {
+	if !reflect.TypeOf(rc).Comparable() {
+		return newEndpoint(rc)
+	}
+	endpoints.Lock()
+	defer endpoints.Unlock()
+	if ep := endpoints.m[rc].Value(); ep != nil {
+		return ep
+	}
+	if endpoints.m == nil {
+		endpoints.m = map[redis.Scripter]weak.Pointer[endpoint]{}
+	}
+	ep := newEndpoint(rc)
+	self := weak.Make(ep)
+	endpoints.m[rc] = self
+	runtime.AddCleanup(ep, func(rc redis.Scripter) {
+		endpoints.Lock()
+		defer endpoints.Unlock()
+		if endpoints.m[rc] == self {
+			delete(endpoints.m, rc)
+		}
+	}, rc)
+	return ep
+}
+
+func newEndpoint(rc redis.Scripter) *endpoint {
+	ep := &endpoint{rc: rc, resend: resendAfter(rc)}
+	if p, ok := rc.(interface {
+		Process(context.Context, redis.Cmder) error
+	}); ok {
+		ep.process = p.Process
+	}
+	if p, ok := rc.(interface{ Pipeline() redis.Pipeliner }); ok {
+		ep.pipeline = p.Pipeline
+	}
+	// A Ring publishes on the shard of the lock and subscribes on that of the
+	// channel: it would never hear anything.
+	sub, _ := rc.(mailbox.Subscriber)
+	if _, ring := rc.(*redis.Ring); ring {
+		sub = nil
+	}
+	ep.box = mailbox.New(sub, channelPrefix+strings.ToLower(rand.Text()[:16]))
+	ep.keeper.ep = ep
+	return ep
+}
+
+// resendAfter is the least time after which rc sends a command again whose
+// reply was lost: the first of its back-offs.
+func resendAfter(rc redis.Scripter) time.Duration {
+	switch rc := rc.(type) {
+	case interface{ Options() *redis.Options }:
+		return rc.Options().MinRetryBackoff
+	case interface{ Options() *redis.ClusterOptions }:
+		return rc.Options().MinRetryBackoff
+	case interface{ Options() *redis.RingOptions }:
+		return rc.Options().MinRetryBackoff
+	}
+	return 8 * time.Millisecond // no more than go-redis' default
+}
+
+// pushed says whether grants reach this process by message, as far as it
+// knows.
+func (ep *endpoint) pushed() bool { return ep.box.Hears() && !ep.mute.Load() }
+
+// note takes what a reply says of the server.
+func (ep *endpoint) note(r reply, log logger) {
+	if r.untold && !ep.mute.Swap(true) {
+		log.error("", "PUBLISH is refused, so waiters are not woken and look for themselves: "+
+			"allow the command and the channels "+channelPrefix+"* in the ACL", nil)
+	}
+}
+
+// inspect logs, once, if the server may evict keys: a lock may then vanish. It
+// does so beside the first lock, not before it, and is content not to know.
+func (ep *endpoint) inspect(log logger) {
+	rc, ok := ep.rc.(interface {
+		Info(ctx context.Context, section ...string) *redis.StringCmd
+	})
+	if !ok || ep.looked.Swap(true) {
+		return
+	}
+	go func() {
+		info, err := rc.Info(context.Background(), "memory").Result()
+		if err != nil {
+			return
+		}
+		_, policy, _ := strings.Cut(info, "maxmemory_policy:")
+		policy, _, _ = strings.Cut(policy, "\r\n")
+		if policy != "" && policy != "noeviction" && !strings.Contains(info, "\r\nmaxmemory:0\r\n") {
+			log.error("", "maxmemory-policy is "+policy+": Redis may evict a lock that is held; set it to noeviction", nil)
+		}
+	}()
+}
+
+// started is the origin of this package's clock.
+var started = time.Now()
+
+// An instant is a time on the monotonic clock of this process.
+type instant int64
+
+func now() instant { return instant(time.Since(started)) }
+
+func (i instant) add(d time.Duration) instant { return i + instant(d) }
+
+func (i instant) time() time.Time { return time.Now().Add(time.Duration(i - now())) }

@@ -1,0 +1,63 @@
+package redismutex
+
+// This file answers: what can go wrong, and how does a caller tell?
+
+import (
+	"context"
+	"errors"
+	"fmt"
+)
+
+// The errors of this package, to be matched with [errors.Is]. What a call
+// returns wraps one of them, or the error of the caller's own context, and
+// names the key. No error matches two of them.
+var (
+	// ErrLock says that a try found the lock held, or waited for, by others.
+	ErrLock = errors.New("redismutex: held by others")
+
+	// ErrLockLost says that a lock ended before its Unlock: it could not be
+	// renewed within its lease, or the server does not know it any more. What
+	// it protected may be in other hands.
+	ErrLockLost = errors.New("redismutex: lock lost")
+
+	// ErrUnlocked says that a lock ended by its Unlock.
+	ErrUnlocked = errors.New("redismutex: unlocked")
+
+	// ErrRedis says that Redis failed, or could not be reached. The client's
+	// error is wrapped, except that it does not match [context.Canceled] or
+	// [context.DeadlineExceeded], as some time-outs of the network do: those
+	// two always mean the caller's context.
+	ErrRedis = errors.New("redismutex: redis failed")
+
+	// ErrNotLock says that a key of the lock holds somebody's data: another
+	// type, or a value without TTL. The data is left as it is.
+	ErrNotLock = errors.New("redismutex: key holds data that is no lock")
+
+	// ErrInvalid says that an argument is of no use: a nil client, a name no
+	// key can be formed for, a senseless TTL.
+	ErrInvalid = errors.New("redismutex: invalid argument")
+)
+
+// redisError is what Redis, or the way to it, answered.
+type redisError struct{ cause error }
+
+func (e redisError) Error() string { return ErrRedis.Error() + ": " + e.cause.Error() }
+
+func (e redisError) Is(target error) bool {
+	if target == context.Canceled || target == context.DeadlineExceeded {
+		return false
+	}
+	return target == ErrRedis || errors.Is(e.cause, target)
+}
+
+func (e redisError) As(target any) bool { return errors.As(e.cause, target) }
+
+// ended is the error of a call whose context has ended. It matches both the
+// context's error and its cause.
+func ended(ctx context.Context, key string) error {
+	err, cause := ctx.Err(), context.Cause(ctx)
+	if errors.Is(cause, err) {
+		return fmt.Errorf("redismutex: %q: %w", key, cause)
+	}
+	return fmt.Errorf("redismutex: %q: %w: %w", key, err, cause)
+}

@@ -1,0 +1,31 @@
+-- lock.lua: "I want to be the writer".
+--
+-- KEYS  1 holder, 2 intents, 3 leases, 4 token
+-- ARGV  1 id, as "<mailbox>:<n>"
+--       2 ttl, in ms
+--       3 how: "join" or "try" (no trace is left when it fails), then ":" and
+--         the class of the rank, "0" or "1" (before all of class "0")
+-- Reply the fencing token, an integer, where nobody stands in the way,
+--       or the array {status, value, flags} of prelude.lua: granted, waiting,
+--       busy, buried or foreign.
+
+-- Nobody waits and there is no lease, hence no reader and no tombstone either.
+if redis.call('EXISTS', KEYS[2], KEYS[3]) == 0
+	and redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
+	local token = redis.pcall('INCR', KEYS[4])
+	if type(token) == 'number' and token > 1e15 then
+		return token
+	end
+	if token ~= 1 then -- somebody's data: as it was, and out again
+		redis.call('DEL', KEYS[1])
+		if type(token) == 'number' then
+			redis.call('DECR', KEYS[4])
+		end
+	end
+	-- A counter just made gets its seed below, where the holder finds itself
+	-- in place; somebody's data is refused there.
+end
+
+-- include prelude.lua
+
+return enter('w', ARGV[1], ARGV[2], ARGV[3])

@@ -1,0 +1,330 @@
+-- prelude.lua: what the four verbs share. Who holds, who waits, whose lease
+-- has ended, who is next? It stands where a verb includes it, behind that
+-- verb's fast path, and leaves enter, keep and leave to end the verb with.
+--
+-- The keys, all in one slot, each with a TTL:
+--   HOLDER   string = the writer's id, its TTL the writer's lease;
+--            or set = the readers' ids
+--   INTENTS  sorted set of kind .. id by rank: who waits, in what order
+--   LEASES   sorted set of id by end of lease, in ms of the server's clock:
+--            readers and waiters; "-" .. id is a tombstone: that id may not
+--            enter any more
+--   TOKEN    the last fencing token
+--
+-- A reply is {status, value, flags}. The statuses and their values:
+local GRANTED = 1 -- the fencing token, 0 for a reader
+local WAITING = 2 -- ms until the lease in front ends
+local BUSY    = 3 -- 0; a try found others in the way
+local LEFT    = 4 -- 0
+local GONE    = 5 -- 0; neither holder nor waiter
+local BURIED  = 6 -- 0; a tombstone refuses this id
+local FOREIGN = 7 -- the type of what the holder key holds and is no lock, or
+                  -- 'token' where that key's counter is not one of ours
+-- The flags, added up: 1 = more is left to settle, call again;
+-- 2 = PUBLISH was refused, so that those granted have not been told.
+local more, untold = 0, 0
+
+local HOLDER, INTENTS, LEASES, TOKEN = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+
+-- How many participants one script moves at most. It bounds the time that the
+-- server is busy with one script.
+local BATCH = 500
+
+-- How long a token counter lives, in ms. A new counter starts at the server's
+-- clock in µs, so it goes on above the old one unless that clock has been set
+-- back by more than this, or a million grants a second were made.
+local RETENTION = 86400000
+
+-- The span of one class of ranks, in µs: some 127 years.
+local SPAN = 4e15
+
+-- The server's clock is read once: before Redis 7.2 it moves within a script.
+local time = redis.call('TIME')
+local us = time[1] * 1000000 + time[2]
+local now = math.floor(us / 1000)
+
+-- What the holder key is: 'none', 'string', 'set', or 'foreign' and its type.
+local held, foreign = redis.call('TYPE', HOLDER).ok, nil
+if held ~= 'none' and (redis.call('PTTL', HOLDER) == -1
+	or held == 'set' and redis.call('EXISTS', LEASES) == 0
+	or held ~= 'set' and held ~= 'string') then
+	held, foreign = 'foreign', held
+end
+
+-- Whether the leases have changed, and what is to be published when they are
+-- in order: mailbox -> message.
+local changed, news = false, nil
+
+local function reply(status, value)
+	return {status, value or 0, more + untold}
+end
+
+local function writes(id)
+	return held == 'string' and redis.call('GET', HOLDER) == id
+end
+
+local function lives(ends)
+	return ends and tonumber(ends) > now
+end
+
+-- ours tells a counter of ours, or none, from somebody's data: ours start at
+-- the server's clock.
+local function ours(counter)
+	return not counter or counter == '1' or (tonumber(counter) or 0) > 1e15
+end
+
+-- seeded is n, the counter's value, unless the counter has just been made:
+-- then it starts at the server's clock.
+local function seeded(n)
+	if n == 1 then
+		n = us
+		redis.call('SET', TOKEN, string.format('%.0f', n), 'PX', RETENTION)
+	end
+	return n
+end
+
+-- token is the token of the writer in place, whose counter may have expired.
+local function token()
+	return seeded(tonumber(redis.call('GET', TOKEN) or 1))
+end
+
+-- next_token is the token of a new writer.
+local function next_token()
+	return seeded(redis.call('INCR', TOKEN))
+end
+
+-- tell notes that id has been granted, for its mailbox: "<token> <n> <n> …".
+local function tell(id, n)
+	local mailbox, number = string.match(id, '^(.*):(%d+)$')
+	if mailbox then
+		news = news or {}
+		news[mailbox] = (news[mailbox] or string.format('%.0f', n)) .. ' ' .. number
+	end
+end
+
+-- drop takes out whoever's lease has ended. It never touches a writer: that
+-- lease is the holder key's own TTL.
+local function drop()
+	local ended = redis.call('ZRANGEBYSCORE', LEASES, '-inf', now, 'LIMIT', 0, BATCH)
+	if #ended == 0 then
+		return
+	end
+	changed = true
+	redis.call('ZREM', LEASES, unpack(ended))
+	if held == 'set' then
+		redis.call('SREM', HOLDER, unpack(ended))
+		held = redis.call('TYPE', HOLDER).ok
+	end
+	local intents = {}
+	for i, id in ipairs(ended) do
+		intents[2 * i - 1], intents[2 * i] = 'w' .. id, 'r' .. id
+	end
+	redis.call('ZREM', INTENTS, unpack(intents))
+	if #ended == BATCH then
+		more = 1
+	end
+end
+
+-- grant_writer makes the head of the intents the writer, with the lease that
+-- it has already. From here on the holder's TTL is that lease: an entry left
+-- in the leases would one day end a writer that lives.
+local function grant_writer(head)
+	local id = string.sub(head, 2)
+	local ends = redis.call('ZSCORE', LEASES, id)
+	redis.call('ZREM', INTENTS, head)
+	if not ends then
+		return
+	end
+	redis.call('ZREM', LEASES, id)
+	changed = true
+	if lives(ends) then
+		local n = next_token()
+		redis.call('SET', HOLDER, id, 'PXAT', ends)
+		held = 'string'
+		tell(id, n)
+	end
+end
+
+-- grant_readers lets the run of readers at the head in, a batch of it.
+local function grant_readers()
+	local ids = {}
+	for _, member in ipairs(redis.call('ZRANGE', INTENTS, 0, BATCH - 1)) do
+		if string.sub(member, 1, 1) ~= 'r' then
+			break
+		end
+		ids[#ids + 1] = string.sub(member, 2)
+	end
+	local ends, granted = redis.call('ZMSCORE', LEASES, unpack(ids)), {}
+	for i, id in ipairs(ids) do
+		if lives(ends[i]) then
+			granted[#granted + 1] = id
+			tell(id, 0)
+		end
+	end
+	redis.call('ZREMRANGEBYRANK', INTENTS, 0, #ids - 1)
+	if #granted > 0 then
+		redis.call('SADD', HOLDER, unpack(granted))
+		held, changed = 'set', true
+	end
+	if #ids == BATCH then
+		more = 1
+	end
+end
+
+-- expire lets every key live as long as the longest lease, no longer.
+local function expire()
+	local last = redis.call('ZRANGE', LEASES, -1, -1, 'WITHSCORES')[2]
+	if last then
+		redis.call('PEXPIREAT', LEASES, last)
+		redis.call('PEXPIREAT', INTENTS, last)
+		if held == 'set' then
+			redis.call('PEXPIREAT', HOLDER, last)
+		end
+	end
+end
+
+-- settle hands on what is free: whoever's lease has ended goes, and while the
+-- head of the intents fits the holders it joins them. The messages go out
+-- last: nothing of a script is taken back when a command of it fails.
+local function settle()
+	drop()
+	while (held == 'none' or held == 'set') and more == 0 do
+		local head = redis.call('ZRANGE', INTENTS, 0, 0)[1]
+		if not head then
+			break
+		elseif string.sub(head, 1, 1) == 'r' then
+			grant_readers()
+		elseif held == 'none' then
+			grant_writer(head)
+		else
+			break
+		end
+	end
+	if changed then
+		expire()
+		changed = false
+	end
+	for mailbox, message in pairs(news or {}) do
+		if type(redis.pcall('PUBLISH', mailbox, message)) == 'table' then
+			untold = 2
+		end
+	end
+	news = nil
+end
+
+-- in_front is how long, in ms, the lease in front of an intent lasts: that of
+-- the intent before it or, for the head, the first of the holders' to end.
+local function in_front(before)
+	local ends = nil
+	if before then
+		ends = redis.call('ZSCORE', LEASES, string.sub(before, 2))
+	elseif held == 'set' then
+		ends = redis.call('ZRANGE', LEASES, 0, 0, 'WITHSCORES')[2]
+	else
+		return math.max(redis.call('PTTL', HOLDER), 0)
+	end
+	return math.max((tonumber(ends) or now) - now, 0)
+end
+
+-- standing says what id is, holder, waiter or neither.
+local function standing(kind, id)
+	if writes(id) then
+		return reply(GRANTED, token())
+	end
+	if redis.call('ZSCORE', LEASES, id) then
+		if held == 'set' and redis.call('SISMEMBER', HOLDER, id) == 1 then
+			return reply(GRANTED)
+		end
+		local place = redis.call('ZRANK', INTENTS, kind .. id)
+		if place then
+			local before = place > 0 and redis.call('ZRANGE', INTENTS, place - 1, place - 1)[1]
+			return reply(WAITING, in_front(before))
+		end
+	end
+	return reply(GONE)
+end
+
+-- enter: granted if it fits and nobody who waits ranks before it. A try that
+-- is not granted leaves nothing; anyone else joins. An id enters once: what is
+-- in place already is said again.
+local function enter(kind, id, ttl, how)
+	if foreign then
+		return reply(FOREIGN, foreign)
+	end
+	if kind == 'w' and not ours(redis.call('GET', TOKEN)) then
+		return reply(FOREIGN, 'token')
+	end
+	settle()
+	if redis.call('ZSCORE', LEASES, '-' .. id) then
+		return reply(BURIED)
+	end
+	local already = standing(kind, id)
+	if already[1] ~= GONE then
+		return already
+	end
+
+	-- Behind everyone of its class: neither a tie nor a clock that steps
+	-- back may reorder them.
+	local class = string.sub(how, -1) == '1' and -SPAN or 0
+	local last = redis.call('ZREVRANGEBYSCORE', INTENTS,
+		'(' .. string.format('%.0f', class + SPAN), string.format('%.0f', class), 'WITHSCORES', 'LIMIT', 0, 1)
+	local rank = math.max(us + class, (last[2] or -SPAN) + 1)
+	local before = last[1] or redis.call('ZREVRANGEBYSCORE', INTENTS, class, '-inf', 'LIMIT', 0, 1)[1]
+
+	local ends = now + tonumber(ttl)
+	if not before and (held == 'none' or held == 'set' and kind == 'r') then
+		if kind == 'w' then
+			redis.call('SET', HOLDER, id, 'PX', ttl)
+			return reply(GRANTED, next_token())
+		end
+		redis.call('SADD', HOLDER, id)
+		redis.call('ZADD', LEASES, ends, id)
+		held = 'set'
+		expire()
+		return reply(GRANTED)
+	end
+	if string.sub(how, 1, 3) == 'try' then
+		return reply(BUSY)
+	end
+	redis.call('ZADD', INTENTS, rank, kind .. id)
+	redis.call('ZADD', LEASES, ends, id)
+	expire()
+	return reply(WAITING, in_front(before))
+end
+
+-- keep extends the lease of id if it is still alive, settles whatever the
+-- answer, then says how id stands.
+local function keep(id, ttl, kind)
+	if writes(id) then
+		redis.call('PEXPIRE', HOLDER, ttl)
+	elseif lives(redis.call('ZSCORE', LEASES, id)) then
+		redis.call('ZADD', LEASES, now + tonumber(ttl), id)
+		changed = true
+	end
+	settle()
+	return standing(kind, id)
+end
+
+-- leave takes id out of wherever it is and hands on what that frees.
+local function leave(id, kind, tombstone)
+	local status = GONE
+	if writes(id) then
+		redis.call('DEL', HOLDER)
+		held, status = 'none', LEFT
+	else
+		if lives(redis.call('ZSCORE', LEASES, id)) then
+			status = LEFT
+		end
+		changed = redis.call('ZREM', LEASES, id) == 1
+		redis.call('ZREM', INTENTS, kind .. id)
+		if held == 'set' and redis.call('SREM', HOLDER, id) == 1 then
+			held = redis.call('TYPE', HOLDER).ok
+		end
+	end
+	if tombstone then
+		redis.call('ZADD', LEASES, now + tonumber(tombstone), '-' .. id)
+		changed = true
+	end
+	settle()
+	return reply(status)
+end

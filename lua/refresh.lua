@@ -1,0 +1,21 @@
+-- refresh.lua: "I am still here", from a holder or a waiter.
+--
+-- KEYS  1 holder, 2 intents, 3 leases, 4 token; a writer that holds may pass
+--       the holder alone: while it holds there is nothing to hand on, and a
+--       slot that is migrating answers TRYAGAIN to several keys of which some
+--       do not exist.
+-- ARGV  1 id, 2 ttl in ms, 3 kind: "w" or "r" (only with all the keys)
+-- Reply with the holder alone: 1 held, 0 not held as a writer;
+--       else the array {status, value, flags} of prelude.lua: granted, waiting
+--       or gone. It never enters anyone.
+
+if #KEYS == 1 then
+	if redis.pcall('GET', KEYS[1]) == ARGV[1] then
+		return redis.call('PEXPIRE', KEYS[1], ARGV[2])
+	end
+	return 0
+end
+
+-- include prelude.lua
+
+return keep(ARGV[1], ARGV[2], ARGV[3])

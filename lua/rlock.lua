@@ -1,0 +1,10 @@
+-- rlock.lua: "I want to be a reader".
+--
+-- KEYS  1 holder, 2 intents, 3 leases, 4 token
+-- ARGV  1 id, 2 ttl in ms, 3 how: as in lock.lua
+-- Reply the array {status, value, flags} of prelude.lua: granted, waiting,
+--       busy, buried or foreign.
+
+-- include prelude.lua
+
+return enter('r', ARGV[1], ARGV[2], ARGV[3])

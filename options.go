@@ -1,0 +1,151 @@
+package redismutex
+
+// This file answers: what can I tune, what are the defaults, what is refused?
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"time"
+)
+
+const (
+	// DefaultTTL is the lease of a lock without [WithTTL].
+	DefaultTTL = 4 * time.Second
+
+	// MinTTL is the smallest lease that [WithTTL] takes: below it a renewal
+	// at half the lease has no room for a slow reply.
+	MinTTL = 100 * time.Millisecond
+
+	// MaxTTL is the largest lease that [WithTTL] takes.
+	MaxTTL = 365 * 24 * time.Hour
+)
+
+// A MutexOption tunes a mutex in [NewMutex].
+type MutexOption func(*RWMutex) error
+
+// WithTTL sets the lease: how long the lock outlives a holder that crashed,
+// and how long a holder can be cut off from Redis without losing it. A lock is
+// renewed at half its TTL. It is taken in whole milliseconds, rounded down,
+// between [MinTTL] and [MaxTTL]. Mutexes with different TTLs may share a key.
+func WithTTL(ttl time.Duration) MutexOption {
+	return func(m *RWMutex) error {
+		if ttl < MinTTL || ttl > MaxTTL {
+			return fmt.Errorf("%w: TTL %v, want %v to %v", ErrInvalid, ttl, MinTTL, MaxTTL)
+		}
+		m.ttl = ttl.Truncate(time.Millisecond)
+		return nil
+	}
+}
+
+// WithLockIntent lets this mutex's writers go before all readers that wait,
+// and before writers of mutexes without it. By default it is first come, first
+// served. A stream of such writers starves the readers.
+func WithLockIntent() MutexOption {
+	return func(m *RWMutex) error { return m.setOrder(writersFirst) }
+}
+
+// WithReaderPriority lets this mutex's readers go before all writers that
+// wait. By default it is first come, first served. A stream of such readers
+// starves the writers.
+func WithReaderPriority() MutexOption {
+	return func(m *RWMutex) error { return m.setOrder(readersFirst) }
+}
+
+// WithLogger sends what this mutex has to say to l, instead of to the logger
+// of the package (see [SetLog]).
+func WithLogger(l *slog.Logger) MutexOption {
+	return func(m *RWMutex) error {
+		if l == nil {
+			return fmt.Errorf("%w: nil logger", ErrInvalid)
+		}
+		m.logger = l
+		return nil
+	}
+}
+
+// An order decides who of those that wait is next. It is no more than the
+// class that a participant's rank is in.
+type order int
+
+const (
+	firstCome order = iota
+	writersFirst
+	readersFirst
+)
+
+func (m *RWMutex) setOrder(o order) error {
+	if m.order != firstCome && m.order != o {
+		return fmt.Errorf("%w: WithLockIntent and WithReaderPriority exclude each other", ErrInvalid)
+	}
+	m.order = o
+	return nil
+}
+
+// A LockOption tunes one call that locks.
+type LockOption func(*request) error
+
+// WithKey locks "name:key" instead of the mutex's name: one mutex serves the
+// locks of all users, orders or items.
+func WithKey(key string) LockOption {
+	return func(r *request) error {
+		if key == "" {
+			return fmt.Errorf("%w: empty key", ErrInvalid)
+		}
+		r.key = key
+		return nil
+	}
+}
+
+// WithContext gives a context to the calls that take none: it bounds the wait,
+// and the lock's context descends from it. The calls that take a context
+// refuse this option.
+func WithContext(ctx context.Context) LockOption {
+	return func(r *request) error {
+		if ctx == nil {
+			return fmt.Errorf("%w: nil context", ErrInvalid)
+		}
+		if r.ctx != nil {
+			return fmt.Errorf("%w: two contexts", ErrInvalid)
+		}
+		r.ctx = ctx
+		return nil
+	}
+}
+
+// keys are the names of one lock's keys. All are in the hash slot of holder.
+type keys struct {
+	holder  string // who holds?
+	intents string // who waits?
+	leases  string // until when does each count?
+	token   string // which was the last fencing token?
+}
+
+// newKeys forms the keys of the lock named name. The slot of a key is that of
+// its hash tag: what stands between its first "{" and the first "}" behind it,
+// if there is anything between them.
+func newKeys(name string) (*keys, error) {
+	if name == "" {
+		return nil, fmt.Errorf("%w: empty name", ErrInvalid)
+	}
+	base := name
+	if !hasHashTag(name) {
+		if strings.Contains(name, "}") {
+			return nil, fmt.Errorf("%w: name %q: a \"}\" without a hash tag leaves no other key in its slot", ErrInvalid, name)
+		}
+		base = "{" + name + "}"
+	}
+	return &keys{
+		holder:  name,
+		intents: base + ":lock-intent",
+		leases:  base + ":lease",
+		token:   base + ":token",
+	}, nil
+}
+
+func hasHashTag(name string) bool {
+	_, rest, open := strings.Cut(name, "{")
+	tag, _, closed := strings.Cut(rest, "}")
+	return open && closed && tag != ""
+}
