@@ -1,0 +1,435 @@
+package faultnet_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"os"
+	"runtime"
+	"strconv"
+	"sync"
+	"syscall"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+
+	"github.com/redismutex/redismutex/internal/faultnet"
+	"github.com/redismutex/redismutex/internal/redistest"
+)
+
+// bubble runs a test in virtual time, with a link in front of a miniredis.
+func bubble(t *testing.T, test func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link)) {
+	synctest.Test(t, func(t *testing.T) {
+		m, _ := redistest.Mini(t)
+		test(t, m, faultnet.New(redistest.MiniDial(m)))
+	})
+}
+
+// client makes a client behind the link.
+func client(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link, mutate ...func(*redis.Options)) *redis.Client {
+	through := func(o *redis.Options) { o.Dialer = l.Dial }
+	return redistest.MiniClient(t, m, append(mutate, through)...)
+}
+
+// impatient never resends, and gives up on a reply after a second.
+func impatient(o *redis.Options) {
+	o.MaxRetries = -1
+	o.ReadTimeout = time.Second
+	o.DialTimeout = time.Second
+	o.DialerRetries = 1
+}
+
+func isTimeout(err error) bool {
+	var ne net.Error
+	return errors.As(err, &ne) && ne.Timeout()
+}
+
+func must(t *testing.T, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestHeldRequestArrivesAfterItsClientHasGone(t *testing.T) {
+	bubble(t, func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link) {
+		rc := client(t, m, l, impatient)
+		release := l.HoldRequest("late")
+		if err := rc.Set(t.Context(), "late", "v", 0).Err(); !isTimeout(err) {
+			t.Fatalf("a held request was answered: %v", err)
+		}
+		rc.Close()
+		if l.Live() != 0 || l.Held() != 1 {
+			t.Fatalf("%d live, %d held", l.Live(), l.Held())
+		}
+		time.Sleep(time.Hour)
+		if m.Exists("late") {
+			t.Fatal("arrived before its release")
+		}
+		release()
+		release() // once more does nothing
+		synctest.Wait()
+		if !m.Exists("late") {
+			t.Fatal("never arrived")
+		}
+	})
+}
+
+func TestHeldRequestKeepsBackOnlyItsConnection(t *testing.T) {
+	bubble(t, func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link) {
+		rc := client(t, m, l)
+		release := l.HoldRequest("slow")
+		done := make(chan error)
+		go func() { done <- rc.Set(t.Context(), "slow", "v", 0).Err() }()
+		synctest.Wait()
+		must(t, rc.Set(t.Context(), "fast", "v", 0).Err())
+		if m.Exists("slow") {
+			t.Fatal("not held")
+		}
+		release()
+		must(t, <-done)
+	})
+}
+
+func TestRequestQueuesBehindAHeldOneOfItsConnection(t *testing.T) {
+	bubble(t, func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link) {
+		c := dial(t, l)
+		release := l.HoldRequest("first")
+		send(t, c, "APPEND", "k", "first")
+		send(t, c, "APPEND", "k", "second")
+		synctest.Wait()
+		if m.Exists("k") {
+			t.Fatal("not held")
+		}
+		release()
+		synctest.Wait()
+		if v, _ := m.Get("k"); v != "firstsecond" {
+			t.Fatalf("ran as %q", v)
+		}
+	})
+}
+
+func TestRuleReleasedBeforeItMatchedIsGone(t *testing.T) {
+	bubble(t, func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link) {
+		l.HoldRequest("k")()
+		l.HoldReply("k")()
+		rc := client(t, m, l, impatient)
+		must(t, rc.Set(t.Context(), "k", "v", 0).Err())
+		l.HoldRequest("k")()
+		l.LoseReply("k", 1)
+		if rc.Set(t.Context(), "k", "v", 0).Err() == nil {
+			t.Fatal("the rule that is gone was used up instead of the next")
+		}
+	})
+}
+
+func TestHeldReplyIsOfARequestThatHasRun(t *testing.T) {
+	bubble(t, func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link) {
+		rc := client(t, m, l)
+		release := l.HoldReply("k")
+		done := make(chan error, 1)
+		go func() { done <- rc.Set(t.Context(), "k", "v", 0).Err() }()
+		synctest.Wait()
+		if !m.Exists("k") || l.Held() != 1 {
+			t.Fatalf("ran: %v, held: %d", m.Exists("k"), l.Held())
+		}
+		select {
+		case err := <-done:
+			t.Fatalf("answered: %v", err)
+		default:
+		}
+		release()
+		must(t, <-done)
+	})
+}
+
+func TestLostReplyIsOfARequestThatHasRun(t *testing.T) {
+	bubble(t, func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link) {
+		l.LoseReply("counter", 2)
+		n, err := client(t, m, l).Incr(t.Context(), "counter").Result()
+		if err != nil || n != 3 {
+			t.Fatalf("a request resent twice ran %d times: %v", n, err)
+		}
+		if l.Live() != 1 || l.Dials() != 3 {
+			t.Fatalf("%d live of %d dialled", l.Live(), l.Dials())
+		}
+	})
+}
+
+func TestDelayKeepsOrderAndDoesNotLimitThroughput(t *testing.T) {
+	bubble(t, func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link) {
+		c := dial(t, l)
+		l.SetDelay(time.Minute)
+		start := time.Now()
+		want := ""
+		for i := range 500 {
+			send(t, c, "ECHO", strconv.Itoa(1000+i))
+			want += "$4\r\n" + strconv.Itoa(1000+i) + "\r\n"
+		}
+		if took := time.Since(start); took != 0 {
+			t.Fatalf("sending took %v", took)
+		}
+		got := make([]byte, len(want))
+		if _, err := io.ReadFull(c, got); err != nil || string(got) != want {
+			t.Fatalf("%v: %.80q", err, got)
+		}
+		if took := time.Since(start); took != 2*time.Minute {
+			t.Fatalf("500 round trips, sent together, took %v", took)
+		}
+	})
+}
+
+func TestHoleSwallowsWhatIsSentIntoIt(t *testing.T) {
+	for _, up := range []bool{true, false} {
+		bubble(t, func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link) {
+			rc := client(t, m, l, impatient)
+			must(t, rc.Ping(t.Context()).Err())
+			l.Hole(up, !up)
+			start := time.Now()
+			if err := rc.Set(t.Context(), "k", "v", 0).Err(); !isTimeout(err) || time.Since(start) != time.Second {
+				t.Fatalf("after %v: %v", time.Since(start), err)
+			}
+			if ran := m.Exists("k"); ran != !up {
+				t.Fatalf("hole up: %v, request ran: %v", up, ran)
+			}
+			l.Hole(false, false)
+			must(t, rc.Ping(t.Context()).Err())
+		})
+	}
+}
+
+func TestConnectionThatLostBytesStaysSilent(t *testing.T) {
+	bubble(t, func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link) {
+		c := dial(t, l)
+		l.Hole(true, false)
+		send(t, c, "SET", "k", "lost")
+		synctest.Wait()
+		l.Hole(false, false)
+		send(t, c, "SET", "k", "late")
+		synctest.Wait()
+		if m.Exists("k") {
+			t.Fatal("a stream went on after a gap")
+		}
+		c.SetReadDeadline(time.Now().Add(time.Hour))
+		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Fatalf("not silent: %v", err)
+		}
+	})
+}
+
+func TestServersEndIsLostInAHole(t *testing.T) {
+	bubble(t, func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link) {
+		c := dial(t, l)
+		l.Hole(false, true)
+		m.Close()
+		c.SetReadDeadline(time.Now().Add(time.Hour))
+		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Fatalf("not silent: %v", err)
+		}
+	})
+}
+
+func TestDialHangsInAHole(t *testing.T) {
+	bubble(t, func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link) {
+		l.Hole(true, false)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		start := time.Now()
+		if _, err := l.Dial(ctx, "tcp", "x"); !isTimeout(err) || time.Since(start) != time.Minute {
+			t.Fatalf("after %v: %v", time.Since(start), err)
+		}
+		time.AfterFunc(time.Hour, func() { l.Hole(false, false) })
+		start = time.Now()
+		dial(t, l)
+		if time.Since(start) != time.Hour {
+			t.Fatalf("dialled after %v", time.Since(start))
+		}
+	})
+}
+
+func TestRefuseBearsOnNewDialsOnly(t *testing.T) {
+	bubble(t, func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link) {
+		rc := client(t, m, l)
+		must(t, rc.Ping(t.Context()).Err())
+		l.Refuse(true)
+		must(t, rc.Ping(t.Context()).Err())
+		var op *net.OpError
+		if _, err := l.Dial(t.Context(), "tcp", "x"); !errors.Is(err, syscall.ECONNREFUSED) || !errors.As(err, &op) {
+			t.Fatal(err)
+		}
+		l.Refuse(false)
+		dial(t, l)
+	})
+}
+
+func TestCutClosesEveryConnection(t *testing.T) {
+	bubble(t, func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link) {
+		a, b := dial(t, l), dial(t, l)
+		l.Cut()
+		for _, c := range []net.Conn{a, b} {
+			must(t, c.SetDeadline(time.Now().Add(time.Hour))) // as a socket has it: only Read and Write tell
+			if _, err := c.Read(make([]byte, 1)); err != io.EOF {
+				t.Fatal(err)
+			}
+			if _, err := c.Write([]byte("x")); !errors.Is(err, syscall.EPIPE) {
+				t.Fatal(err)
+			}
+		}
+		synctest.Wait()
+		if l.Live() != 0 || m.CurrentConnectionCount() != 0 {
+			t.Fatalf("%d live, the server has %d", l.Live(), m.CurrentConnectionCount())
+		}
+	})
+}
+
+// More idle connections than a client has retries: it must see that they are dead without trying each.
+func TestPoolSeesACut(t *testing.T) {
+	bubble(t, func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link) {
+		rc := client(t, m, l, impatient)
+		var all sync.WaitGroup
+		l.SetDelay(time.Millisecond) // so that each command needs a connection of its own
+		for range 8 {
+			all.Go(func() { rc.Ping(t.Context()) })
+		}
+		all.Wait()
+		if l.Live() < 5 {
+			t.Fatalf("only %d live", l.Live())
+		}
+		l.Cut()
+		must(t, rc.Ping(t.Context()).Err())
+	})
+}
+
+func TestServersEndReachesTheClientAfterItsReplies(t *testing.T) {
+	bubble(t, func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link) {
+		c := dial(t, l)
+		l.SetDelay(time.Second)
+		send(t, c, "PING")
+		time.Sleep(time.Second) // the request is there, the reply is under way
+		synctest.Wait()
+		m.Close()
+		if got, err := io.ReadAll(c); err != nil || string(got) != "+PONG\r\n" {
+			t.Fatalf("%q %v", got, err)
+		}
+		if l.Live() != 0 {
+			t.Fatalf("%d live", l.Live())
+		}
+	})
+}
+
+// The same over TCP, in real time: nothing here may depend on the bubble.
+func TestFaultsOverTCP(t *testing.T) {
+	s := redistest.Start(t)
+	l := faultnet.New(nil)
+	through := func(o *redis.Options) { o.Dialer = l.Dial }
+	direct := s.Client(t)
+	rc := s.Client(t, through)
+	ctx := t.Context()
+
+	l.LoseReply("counter", 2)
+	if n, err := rc.Incr(ctx, "counter").Result(); n != 3 || err != nil {
+		t.Fatalf("a request resent twice ran %d times: %v", n, err)
+	}
+
+	// A late packet: held, its connection cut, its resend answered, then it arrives.
+	release := l.HoldRequest("late")
+	done := make(chan error)
+	go func() { done <- rc.Incr(ctx, "late").Err() }()
+	until(t, func() bool { return l.Held() == 1 })
+	l.Cut()
+	must(t, <-done)
+	release()
+	until(t, func() bool { return direct.Get(ctx, "late").Val() == "2" })
+
+	release = l.HoldReply("heard")
+	go func() { done <- rc.Set(ctx, "heard", "v", 0).Err() }()
+	until(t, func() bool { return l.Held() == 1 })
+	must(t, direct.Get(ctx, "heard").Err())
+	release()
+	must(t, <-done)
+
+	l.Hole(true, true)
+	brief, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
+	defer cancel()
+	if _, err := l.Dial(brief, "tcp", s.Addr()); !isTimeout(err) {
+		t.Fatal(err)
+	}
+	l.Hole(false, false)
+
+	if addr := dial(t, l, s.Addr()).RemoteAddr().String(); addr != s.Addr() {
+		t.Fatalf("a connection to %s", addr)
+	}
+	s.Kill()
+	until(t, func() bool { return l.Live() == 0 })
+	s.Restart(t)
+	must(t, rc.Ping(ctx).Err())
+}
+
+// Every control at once, for the race detector.
+func TestControlsAreSafeForConcurrentUse(t *testing.T) {
+	bubble(t, func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link) {
+		rc := client(t, m, l, impatient)
+		var all sync.WaitGroup
+		for range 4 {
+			all.Go(func() {
+				for range 50 {
+					rc.Incr(t.Context(), "k")
+				}
+			})
+		}
+		for _, control := range []func(){
+			func() { l.SetDelay(time.Millisecond); l.SetDelay(0) },
+			func() { l.Hole(true, true); l.Hole(false, false) },
+			func() { l.Refuse(true); l.Refuse(false) },
+			func() { l.LoseReply("incr", 1) },
+			func() { release := l.HoldRequest("incr"); time.Sleep(time.Millisecond); release() },
+			func() { release := l.HoldReply("incr"); time.Sleep(time.Millisecond); release() },
+			l.Cut,
+			func() { l.Live(); l.Dials(); l.Held() },
+		} {
+			all.Go(func() {
+				for range 50 {
+					control()
+					time.Sleep(time.Millisecond)
+				}
+			})
+		}
+		all.Wait()
+		must(t, rc.Ping(t.Context()).Err())
+	})
+}
+
+// dial opens a bare connection, closed when the test ends.
+func dial(t *testing.T, l *faultnet.Link, addr ...string) net.Conn {
+	t.Helper()
+	c, err := l.Dial(t.Context(), "tcp", append(addr, "in memory")[0])
+	must(t, err)
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// send writes one command, in one Write.
+func send(t *testing.T, c net.Conn, args ...string) {
+	t.Helper()
+	b := fmt.Appendf(nil, "*%d\r\n", len(args))
+	for _, a := range args {
+		b = fmt.Appendf(b, "$%d\r\n%s\r\n", len(a), a)
+	}
+	_, err := c.Write(b)
+	must(t, err)
+}
+
+// until waits, in real time, for what another process does.
+func until(t *testing.T, holds func() bool) {
+	t.Helper()
+	for start := time.Now(); !holds(); runtime.Gosched() {
+		if time.Since(start) > 10*time.Second {
+			t.Fatal("waited in vain")
+		}
+	}
+}

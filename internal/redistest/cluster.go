@@ -1,0 +1,167 @@
+package redistest
+
+// This file answers: where does a cluster come from, and how does a slot move within it?
+
+import (
+	"context"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+)
+
+const slots = 16384
+
+// ClusterServers is a Redis Cluster of masters without replicas.
+type ClusterServers struct {
+	nodes []*node
+	owner [slots]*node
+}
+
+type node struct {
+	*Server
+	admin *redis.Client
+	id    string
+}
+
+// Cluster starts a cluster of that many masters. All slots are assigned, in equal ranges, in the order of Nodes.
+func Cluster(tb testing.TB, masters int) *ClusterServers {
+	tb.Helper()
+	ctx := context.Background()
+	c := &ClusterServers{}
+	for i := range masters {
+		s := Start(tb, "--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
+		n := &node{Server: s, admin: s.Client(tb)}
+		n.id = n.ask(tb, "CLUSTER", "MYID").(string)
+		// Epochs that differ spare the nodes settling on them.
+		n.do(tb, "CLUSTER", "SET-CONFIG-EPOCH", i+1)
+		c.nodes = append(c.nodes, n)
+
+		// ADDSLOTSRANGE would be shorter, but came with Redis 7.
+		add := []any{"CLUSTER", "ADDSLOTS"}
+		for slot := i * slots / masters; slot < (i+1)*slots/masters; slot++ {
+			c.owner[slot] = n
+			add = append(add, slot)
+		}
+		n.do(tb, add...)
+	}
+	for _, n := range c.nodes {
+		for _, other := range c.nodes {
+			if n != other {
+				n.do(tb, "CLUSTER", "MEET", "127.0.0.1", other.port)
+			}
+		}
+	}
+	for _, n := range c.nodes {
+		eventually(tb, "the cluster is whole", func() bool {
+			info := fields(n.admin.ClusterInfo(ctx).Val())
+			shards, err := n.admin.ClusterSlots(ctx).Result()
+			return info["cluster_state"] == "ok" && err == nil && len(shards) == masters
+		})
+	}
+	return c
+}
+
+// Client makes a client of the cluster, closed when the test ends.
+func (c *ClusterServers) Client(tb testing.TB, mutate ...func(*redis.ClusterOptions)) *redis.ClusterClient {
+	opt := &redis.ClusterOptions{}
+	for _, n := range c.nodes {
+		opt.Addrs = append(opt.Addrs, n.Addr())
+	}
+	for _, m := range mutate {
+		m(opt)
+	}
+	rc := redis.NewClusterClient(opt)
+	tb.Cleanup(func() { rc.Close() })
+	return rc
+}
+
+// Nodes are the masters.
+func (c *ClusterServers) Nodes() []*Server {
+	var servers []*Server
+	for _, n := range c.nodes {
+		servers = append(servers, n.Server)
+	}
+	return servers
+}
+
+// Owner is the index in Nodes of the master that serves the slot.
+func (c *ClusterServers) Owner(slot int) int {
+	for i, n := range c.nodes {
+		if n == c.owner[slot] {
+			return i
+		}
+	}
+	panic("redistest: a slot without owner")
+}
+
+// MigrateSlot moves a slot with its keys to the master with that index.
+func (c *ClusterServers) MigrateSlot(tb testing.TB, slot, to int) {
+	tb.Helper()
+	c.BeginMigration(tb, slot, to)
+	c.MoveKeys(tb, slot, to)
+	c.EndMigration(tb, slot, to)
+}
+
+// BeginMigration opens the slot on both sides: from now on its owner answers ASK for keys that it does not have,
+// and TRYAGAIN for several of which it has but some.
+func (c *ClusterServers) BeginMigration(tb testing.TB, slot, to int) {
+	tb.Helper()
+	from, dest := c.owner[slot], c.nodes[to]
+	dest.do(tb, "CLUSTER", "SETSLOT", slot, "IMPORTING", from.id)
+	from.do(tb, "CLUSTER", "SETSLOT", slot, "MIGRATING", dest.id)
+}
+
+// MoveKeys moves the keys of an open slot: those named, or all that are there.
+func (c *ClusterServers) MoveKeys(tb testing.TB, slot, to int, keys ...string) {
+	tb.Helper()
+	from, dest := c.owner[slot], c.nodes[to]
+	all := len(keys) == 0
+	for {
+		if all {
+			var err error
+			if keys, err = from.admin.ClusterGetKeysInSlot(context.Background(), slot, 100).Result(); err != nil {
+				tb.Fatalf("redistest: slot %d: %v", slot, err)
+			}
+		}
+		if len(keys) == 0 {
+			return
+		}
+		migrate := []any{"MIGRATE", "127.0.0.1", dest.port, "", 0, 5000, "KEYS"}
+		for _, k := range keys {
+			migrate = append(migrate, k)
+		}
+		from.do(tb, migrate...)
+		if !all {
+			return
+		}
+	}
+}
+
+// EndMigration makes the other master the slot's owner. The old one must have no key of it left.
+func (c *ClusterServers) EndMigration(tb testing.TB, slot, to int) {
+	tb.Helper()
+	from, dest := c.owner[slot], c.nodes[to]
+	// The new owner first: else nobody would serve the slot for a moment.
+	dest.do(tb, "CLUSTER", "SETSLOT", slot, "NODE", dest.id)
+	from.do(tb, "CLUSTER", "SETSLOT", slot, "NODE", dest.id)
+	for _, n := range c.nodes {
+		if n != from && n != dest {
+			n.do(tb, "CLUSTER", "SETSLOT", slot, "NODE", dest.id)
+		}
+	}
+	c.owner[slot] = dest
+}
+
+func (n *node) do(tb testing.TB, args ...any) {
+	tb.Helper()
+	n.ask(tb, args...)
+}
+
+func (n *node) ask(tb testing.TB, args ...any) any {
+	tb.Helper()
+	reply, err := n.admin.Do(context.Background(), args...).Result()
+	if err != nil {
+		tb.Fatalf("redistest: %.80s: %v", args, err)
+	}
+	return reply
+}

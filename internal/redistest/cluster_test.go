@@ -1,0 +1,61 @@
+package redistest
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+)
+
+func TestClusterServesEverySlot(t *testing.T) {
+	c := Cluster(t, 3)
+	rc := c.Client(t)
+	if n := len(c.Nodes()); n != 3 {
+		t.Fatalf("%d nodes", n)
+	}
+	for _, key := range []string{"a", "b", "c", "d", "e", "f"} {
+		if err := rc.Set(t.Context(), key, key, 0).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func TestClusterHoldsASlotHalfMigrated(t *testing.T) {
+	ctx := t.Context()
+	c := Cluster(t, 2)
+	rc := c.Client(t)
+	slot := int(rc.ClusterKeySlot(ctx, "{x}a").Val())
+	from := c.Owner(slot)
+	to := 1 - from
+	if err := rc.MSet(ctx, "{x}a", "1", "{x}b", "2").Err(); err != nil {
+		t.Fatal(err)
+	}
+
+	c.BeginMigration(t, slot, to)
+	c.MoveKeys(t, slot, to, "{x}a")
+	owner := c.Nodes()[from].Client(t, func(o *redis.Options) { o.MaxRetries = -1 })
+	err := owner.MGet(ctx, "{x}a", "{x}b").Err()
+	if err == nil || !strings.HasPrefix(err.Error(), "TRYAGAIN") {
+		t.Fatalf("keys on both sides: %v", err)
+	}
+	if err := owner.Get(ctx, "{x}a").Err(); err == nil || !strings.HasPrefix(err.Error(), "ASK") {
+		t.Fatalf("the key that has moved: %v", err)
+	}
+	if v, err := rc.Get(ctx, "{x}a").Result(); err != nil || v != "1" {
+		t.Fatal(v, err)
+	}
+
+	c.MoveKeys(t, slot, to)
+	c.EndMigration(t, slot, to)
+	if got := c.Owner(slot); got != to {
+		t.Fatalf("owned by %d", got)
+	}
+	if v, err := rc.MGet(ctx, "{x}a", "{x}b").Result(); err != nil || v[0] != "1" || v[1] != "2" {
+		t.Fatal(v, err)
+	}
+
+	c.MigrateSlot(t, slot, from)
+	if v, err := rc.MGet(ctx, "{x}a", "{x}b").Result(); err != nil || v[0] != "1" || v[1] != "2" {
+		t.Fatal(v, err)
+	}
+}

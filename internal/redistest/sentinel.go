@@ -1,0 +1,91 @@
+package redistest
+
+// This file answers: where does a master come from that is replaced when it dies?
+
+import (
+	"context"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// masterName is what the sentinel calls its master.
+const masterName = "redistest"
+
+// SentinelServers is a master, a replica and the sentinel that fails over between them.
+type SentinelServers struct {
+	tb       testing.TB
+	data     []*Server
+	sentinel *Server
+	admin    *redis.SentinelClient
+}
+
+// Sentinel starts a master with one replica and one sentinel, which takes the master for dead after half a second.
+func Sentinel(tb testing.TB) *SentinelServers {
+	tb.Helper()
+	ctx := context.Background()
+	must := func(err error) {
+		tb.Helper()
+		if err != nil {
+			tb.Fatalf("redistest: sentinel: %v", err)
+		}
+	}
+
+	master := Start(tb, "--repl-diskless-sync-delay", "0")
+	host, port, err := net.SplitHostPort(master.Addr())
+	must(err)
+	replica := Start(tb, "--repl-diskless-sync-delay", "0", "--replicaof", host+" "+port)
+	rc := replica.Client(tb)
+	// First the replica, then the sentinel: it asks a master for its replicas only every ten seconds.
+	eventually(tb, "the replica follows its master", func() bool {
+		return fields(rc.Info(ctx, "replication").Val())["master_link_status"] == "up"
+	})
+
+	// A sentinel insists on a file in which to write down what it finds out.
+	conf := filepath.Join(tb.TempDir(), "sentinel.conf")
+	must(os.WriteFile(conf, nil, 0o600))
+	s := &SentinelServers{tb: tb, data: []*Server{master, replica}}
+	s.sentinel = start(tb, []string{conf, "--sentinel"}, nil)
+	s.admin = redis.NewSentinelClient(&redis.Options{Addr: s.sentinel.Addr()})
+	tb.Cleanup(func() { s.admin.Close() })
+	must(s.admin.Monitor(ctx, masterName, host, port, "1").Err())
+	for option, ms := range map[string]int{"down-after-milliseconds": 500, "failover-timeout": 2000} {
+		must(s.admin.Set(ctx, masterName, option, strconv.Itoa(ms)).Err())
+	}
+	eventually(tb, "the sentinel knows the replica", func() bool {
+		replicas := s.admin.Replicas(ctx, masterName).Val()
+		return len(replicas) == 1 && replicas[0]["flags"] == "slave" && replicas[0]["master-link-status"] == "ok"
+	})
+	return s
+}
+
+// Client makes a client that follows the master, closed when the test ends.
+func (s *SentinelServers) Client(tb testing.TB, mutate ...func(*redis.FailoverOptions)) *redis.Client {
+	opt := &redis.FailoverOptions{MasterName: masterName, SentinelAddrs: []string{s.sentinel.Addr()}}
+	for _, m := range mutate {
+		m(opt)
+	}
+	rc := redis.NewFailoverClient(opt)
+	tb.Cleanup(func() { rc.Close() })
+	return rc
+}
+
+// Master is the server that the sentinel takes for the master now.
+func (s *SentinelServers) Master() *Server {
+	s.tb.Helper()
+	addr, err := s.admin.GetMasterAddrByName(context.Background(), masterName).Result()
+	if err != nil {
+		s.tb.Fatalf("redistest: sentinel: %v", err)
+	}
+	for _, d := range s.data {
+		if d.Addr() == net.JoinHostPort(addr[0], addr[1]) {
+			return d
+		}
+	}
+	s.tb.Fatalf("redistest: the sentinel names a stranger, %s", addr)
+	return nil
+}

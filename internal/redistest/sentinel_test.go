@@ -1,0 +1,19 @@
+package redistest
+
+import "testing"
+
+func TestSentinelReplacesADeadMaster(t *testing.T) {
+	s := Sentinel(t)
+	rc := s.Client(t)
+	if err := rc.Set(t.Context(), "k", "v", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	old := s.Master()
+	old.Kill()
+	eventually(t, "another master takes writes", func() bool {
+		return rc.Set(t.Context(), "k", "w", 0).Err() == nil
+	})
+	if s.Master() == old {
+		t.Fatal("the dead one is still the master")
+	}
+}

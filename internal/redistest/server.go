@@ -1,0 +1,244 @@
+// Package redistest answers: where does a test's server come from?
+//
+// Start, Cluster and Sentinel start redis-server processes of their own, which die with the test, whatever becomes
+// of it. Mini serves from memory and works in virtual time, inside a testing/synctest bubble. No test ever talks
+// to a server that it has not started itself.
+//
+// The environment may say which server: REDISTEST_SERVER names the binary (redis-server in PATH is the default;
+// valkey-server will do) and REDISTEST_CPU the CPUs to pin it to. Without a server a test is skipped, but fails
+// where CI is set.
+package redistest
+
+import (
+	"bufio"
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// patience is how long anything may take on a machine that is busy with other tests.
+const patience = 20 * time.Second
+
+// Server is a redis-server process. Its methods are not safe for concurrent use.
+type Server struct {
+	command []string
+	log     string
+	port    int
+	process *process // nil when killed
+	version string
+}
+
+// Start starts an empty redis-server that keeps nothing on disk; args follow on its command line. It is killed
+// when the test ends.
+func Start(tb testing.TB, args ...string) *Server {
+	tb.Helper()
+	return start(tb, nil, args)
+}
+
+// start is Start with a configuration file, which has to come first on the command line.
+func start(tb testing.TB, conf, args []string) *Server {
+	tb.Helper()
+	binary := findBinary(tb)
+	dir := tb.TempDir()
+	var command []string
+	if cpus := os.Getenv("REDISTEST_CPU"); cpus != "" {
+		command = append(command, "taskset", "-c", cpus) // which becomes the server: the pid stays
+	}
+	command = append(command, binary)
+	command = append(command, conf...)
+	command = append(command, "--bind", "127.0.0.1", "--dir", dir, "--save", "", "--appendonly", "no")
+	s := &Server{command: append(command, args...), log: filepath.Join(dir, "log")}
+	tb.Cleanup(s.Kill)
+
+	var err error
+	for range 5 {
+		if s.port, err = freePort(); err != nil {
+			continue
+		}
+		if err = s.launch(); err == nil {
+			return s
+		}
+	}
+	tb.Fatalf("redistest: no server: %v", err)
+	return nil
+}
+
+func findBinary(tb testing.TB) string {
+	tb.Helper()
+	binary, err := exec.LookPath(cmp.Or(os.Getenv("REDISTEST_SERVER"), "redis-server"))
+	if err == nil {
+		return binary
+	}
+	if ci := os.Getenv("CI"); ci != "" && ci != "false" {
+		tb.Fatalf("redistest: CI has to run this test, and it needs a redis-server: %v", err)
+	}
+	tb.Skipf("redistest: needs a redis-server in PATH or in REDISTEST_SERVER: %v", err)
+	return ""
+}
+
+// freePort looks below the ports that systems give to outgoing connections, so that none of those takes the port
+// of a killed server before its restart. The cluster bus, 10000 above, has to be free too.
+func freePort() (int, error) {
+	port := 15000 + rand.IntN(10000)
+	for _, p := range []int{port, port + 10000} {
+		l, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", p))
+		if err != nil {
+			return 0, err
+		}
+		l.Close()
+	}
+	return port, nil
+}
+
+// launch starts the process and returns when it, and nobody else, answers on the port.
+func (s *Server) launch() error {
+	log, err := os.Create(s.log)
+	if err != nil {
+		return err
+	}
+	defer log.Close()
+	cmd := exec.Command(s.command[0], slices.Concat(s.command[1:], []string{"--port", strconv.Itoa(s.port)})...)
+	cmd.Stdout, cmd.Stderr = log, log
+	if s.process, err = spawn(cmd); err != nil {
+		return err
+	}
+	err = s.awaitAnswer()
+	if err != nil {
+		s.Kill()
+		said, _ := os.ReadFile(s.log)
+		return fmt.Errorf("%s on port %d: %w\n%s", s.command, s.port, err, said)
+	}
+	return nil
+}
+
+func (s *Server) awaitAnswer() error {
+	for start := time.Now(); ; {
+		pid, version, err := identify(s.Addr())
+		switch {
+		case err == nil && pid == s.process.pid:
+			s.version = version
+			return nil
+		case err == nil:
+			return fmt.Errorf("another server, pid %d, answers there", pid)
+		case time.Since(start) > patience:
+			return err
+		}
+		select {
+		case <-s.process.exited:
+			return errors.New("the server exited")
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// identify asks whoever listens for pid and version. It is the first thing sent, and could do no harm to a
+// stranger; a client library's greeting would already change something.
+func identify(addr string) (pid int, version string, err error) {
+	conn, err := net.DialTimeout("tcp", addr, time.Second)
+	if err != nil {
+		return 0, "", err
+	}
+	defer conn.Close()
+	conn.SetDeadline(time.Now().Add(time.Second))
+	if _, err := io.WriteString(conn, "INFO server\r\n"); err != nil {
+		return 0, "", err
+	}
+	r := bufio.NewReader(conn)
+	head, err := r.ReadString('\n')
+	if err != nil {
+		return 0, "", err
+	}
+	size, isBulk := strings.CutPrefix(strings.TrimSpace(head), "$")
+	n, err := strconv.Atoi(size)
+	if !isBulk || err != nil {
+		return 0, "", fmt.Errorf("INFO answered %q", head)
+	}
+	body := make([]byte, n)
+	if _, err := io.ReadFull(r, body); err != nil {
+		return 0, "", err
+	}
+	info := fields(string(body))
+	pid, err = strconv.Atoi(info["process_id"])
+	return pid, info["redis_version"], err
+}
+
+// fields reads the "name:value" lines of INFO and CLUSTER INFO.
+func fields(info string) map[string]string {
+	m := map[string]string{}
+	for line := range strings.Lines(info) {
+		if name, value, ok := strings.Cut(strings.TrimSpace(line), ":"); ok {
+			m[name] = value
+		}
+	}
+	return m
+}
+
+// Addr is the server's host:port. It survives Restart.
+func (s *Server) Addr() string { return fmt.Sprintf("127.0.0.1:%d", s.port) }
+
+// Version is the version of Redis that the server is, or says it is compatible with.
+func (s *Server) Version(tb testing.TB) (major, minor int) {
+	tb.Helper()
+	if _, err := fmt.Sscanf(s.version, "%d.%d", &major, &minor); err != nil {
+		tb.Fatalf("redistest: version %q: %v", s.version, err)
+	}
+	return major, minor
+}
+
+// Client makes a client of the server, closed when the test ends.
+func (s *Server) Client(tb testing.TB, mutate ...func(*redis.Options)) *redis.Client {
+	opt := &redis.Options{Addr: s.Addr()}
+	for _, m := range mutate {
+		m(opt)
+	}
+	rc := redis.NewClient(opt)
+	tb.Cleanup(func() { rc.Close() })
+	return rc
+}
+
+// Kill ends the server as a power cut does, and returns when it is gone.
+func (s *Server) Kill() {
+	if s.process != nil {
+		s.process.kill()
+		s.process = nil
+	}
+}
+
+// Restart kills the server, if need be, and starts it again on its port, without its data.
+func (s *Server) Restart(tb testing.TB) {
+	tb.Helper()
+	s.Kill()
+	if err := s.launch(); err != nil {
+		tb.Fatalf("redistest: restart: %v", err)
+	}
+}
+
+// Freeze stops the server in its tracks: connections stay open, and nothing is answered until Thaw. The server must
+// be running.
+func (s *Server) Freeze() { s.process.signal(sigStop) }
+
+// Thaw lets a frozen server go on, with what has been sent to it meanwhile.
+func (s *Server) Thaw() { s.process.signal(sigCont) }
+
+// eventually waits for what only another process can bring about.
+func eventually(tb testing.TB, what string, holds func() bool) {
+	tb.Helper()
+	for start := time.Now(); !holds(); time.Sleep(10 * time.Millisecond) {
+		if time.Since(start) > patience {
+			tb.Fatalf("redistest: in vain waited %v until %s", patience, what)
+		}
+	}
+}
