@@ -57,7 +57,7 @@ type owner interface {
 }
 
 var (
-	errGone    = errors.New("Redis does not know it any more: its data was lost, or the lease ran out there")
+	errGone    = errors.New("unknown to Redis: its data was lost, or the lease ran out there")
 	errExpired = errors.New("not renewed within its lease")
 )
 

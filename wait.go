@@ -247,6 +247,16 @@ func (l *Lock) late() error {
 // sees to it that nothing comes of it later.
 func (l *Lock) refused(r request, start instant, reply reply, err error) error {
 	key := l.Key()
+	switch {
+	case reply.status == foreign && reply.kind == "token":
+		return fmt.Errorf("%w: %q is no fencing token", ErrNotLock, l.stake.keys.token)
+	case reply.status == foreign && reply.kind == "string":
+		return fmt.Errorf("%w: %q is a string without TTL", ErrNotLock, key)
+	case reply.status == foreign:
+		return fmt.Errorf("%w: %q is a %s that is not ours", ErrNotLock, key, reply.kind)
+	case errors.Is(err, ErrNotLock):
+		return fmt.Errorf("redismutex: lock %q: %w", key, err)
+	}
 	l.answered(start)
 	if err != nil {
 		l.stake.bury = true
@@ -261,12 +271,6 @@ func (l *Lock) refused(r request, start instant, reply reply, err error) error {
 		return fmt.Errorf("redismutex: lock %q: %w", key, err)
 	case reply.status == busy:
 		return fmt.Errorf("%w: %q", ErrLock, key)
-	case reply.status == foreign && reply.kind == "token":
-		return fmt.Errorf("%w: %q is no fencing token", ErrNotLock, l.stake.keys.token)
-	case reply.status == foreign && reply.kind == "string":
-		return fmt.Errorf("%w: %q is a string without TTL", ErrNotLock, key)
-	case reply.status == foreign:
-		return fmt.Errorf("%w: %q is a %s that is not ours", ErrNotLock, key, reply.kind)
 	}
 	return fmt.Errorf("redismutex: lock %q: %w: %w", key, errVoid,
 		redisError{fmt.Errorf("unexpected status %d", reply.status)})

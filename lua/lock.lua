@@ -26,6 +26,7 @@ if redis.call('EXISTS', KEYS[2], KEYS[3]) == 0
 	-- in place; somebody's data is refused there.
 end
 
+local mine = false
 -- include prelude.lua
 
 return enter('w', ARGV[1], ARGV[2], ARGV[3])

@@ -1,6 +1,7 @@
 -- prelude.lua: what the four verbs share. Who holds, who waits, whose lease
 -- has ended, who is next? It stands where a verb includes it, behind that
--- verb's fast path, and leaves enter, keep and leave to end the verb with.
+-- verb's fast path, and leaves enter, keep and leave to end the verb with. It
+-- expects a local, mine: whether the caller is known to be the writer.
 --
 -- The keys, all in one slot, each with a TTL:
 --   HOLDER   string = the writer's id, its TTL the writer's lease;
@@ -43,28 +44,30 @@ local time = redis.call('TIME')
 local us = time[1] * 1000000 + time[2]
 local now = math.floor(us / 1000)
 
--- What the holder key is: 'none', 'string', 'set', or 'foreign' and its type.
-local held, foreign = redis.call('TYPE', HOLDER).ok, nil
-if held ~= 'none' and (redis.call('PTTL', HOLDER) == -1
-	or held == 'set' and redis.call('EXISTS', LEASES) == 0
-	or held ~= 'set' and held ~= 'string') then
-	held, foreign = 'foreign', held
-end
+-- What the holder key is: 'none', 'string', 'set', or what is no lock.
+local held = mine and 'string' or redis.call('TYPE', HOLDER).ok
 
--- Whether the leases have changed, and what is to be published when they are
--- in order: mailbox -> message.
-local changed, news = false, nil
+-- Whether the longest lease may have ended or gone.
+local shorter = false
+
+-- What is to be published when all is in order: mailbox -> message.
+local news = nil
+
+-- Whole numbers from 1e14 up lose digits where Lua joins them to strings.
+local function digits(n)
+	return string.format('%d', n)
+end
 
 local function reply(status, value)
 	return {status, value or 0, more + untold}
 end
 
-local function writes(id)
-	return held == 'string' and redis.call('GET', HOLDER) == id
-end
-
 local function lives(ends)
 	return ends and tonumber(ends) > now
+end
+
+local function writes(id)
+	return mine or held == 'string' and redis.call('GET', HOLDER) == id
 end
 
 -- ours tells a counter of ours, or none, from somebody's data: ours start at
@@ -78,7 +81,7 @@ end
 local function seeded(n)
 	if n == 1 then
 		n = us
-		redis.call('SET', TOKEN, string.format('%.0f', n), 'PX', RETENTION)
+		redis.call('SET', TOKEN, digits(n), 'PX', RETENTION)
 	end
 	return n
 end
@@ -98,8 +101,21 @@ local function tell(id, n)
 	local mailbox, number = string.match(id, '^(.*):(%d+)$')
 	if mailbox then
 		news = news or {}
-		news[mailbox] = (news[mailbox] or string.format('%.0f', n)) .. ' ' .. number
+		news[mailbox] = (news[mailbox] or digits(n)) .. ' ' .. number
 	end
+end
+
+-- expire lets every key live as long as the longest lease, and no longer.
+local function expire()
+	local last = redis.call('ZRANGE', LEASES, -1, -1, 'WITHSCORES')[2]
+	if last then
+		redis.call('PEXPIREAT', LEASES, last)
+		redis.call('PEXPIREAT', INTENTS, last)
+		if held == 'set' then
+			redis.call('PEXPIREAT', HOLDER, last)
+		end
+	end
+	shorter = false
 end
 
 -- drop takes out whoever's lease has ended. It never touches a writer: that
@@ -109,7 +125,6 @@ local function drop()
 	if #ended == 0 then
 		return
 	end
-	changed = true
 	redis.call('ZREM', LEASES, unpack(ended))
 	if held == 'set' then
 		redis.call('SREM', HOLDER, unpack(ended))
@@ -125,18 +140,16 @@ local function drop()
 	end
 end
 
--- grant_writer makes the head of the intents the writer, with the lease that
--- it has already. From here on the holder's TTL is that lease: an entry left
--- in the leases would one day end a writer that lives.
-local function grant_writer(head)
-	local id = string.sub(head, 2)
+-- admit_writer makes a waiter, taken out of the intents, the writer, with the
+-- lease that it has already. From here on the holder's TTL is that lease: an
+-- entry left in the leases would one day end a writer that lives.
+local function admit_writer(id)
 	local ends = redis.call('ZSCORE', LEASES, id)
-	redis.call('ZREM', INTENTS, head)
 	if not ends then
 		return
 	end
+	shorter = shorter or tonumber(ends) > now + redis.call('PTTL', LEASES) - 2
 	redis.call('ZREM', LEASES, id)
-	changed = true
 	if lives(ends) then
 		local n = next_token()
 		redis.call('SET', HOLDER, id, 'PXAT', ends)
@@ -145,8 +158,26 @@ local function grant_writer(head)
 	end
 end
 
--- grant_readers lets the run of readers at the head in, a batch of it.
-local function grant_readers()
+-- admit_readers makes waiters, taken out of the intents, readers.
+local function admit_readers(ids)
+	local living = {}
+	for i, ends in ipairs(redis.call('ZMSCORE', LEASES, unpack(ids))) do
+		if lives(ends) then
+			living[#living + 1] = ids[i]
+			tell(ids[i], 0)
+		end
+	end
+	if #living > 0 then
+		redis.call('SADD', HOLDER, unpack(living))
+		if held == 'none' then
+			held, shorter = 'set', true
+		end
+	end
+end
+
+-- readers_in_front is the run of readers at the head of the intents, a batch
+-- of it.
+local function readers_in_front()
 	local ids = {}
 	for _, member in ipairs(redis.call('ZRANGE', INTENTS, 0, BATCH - 1)) do
 		if string.sub(member, 1, 1) ~= 'r' then
@@ -154,55 +185,43 @@ local function grant_readers()
 		end
 		ids[#ids + 1] = string.sub(member, 2)
 	end
-	local ends, granted = redis.call('ZMSCORE', LEASES, unpack(ids)), {}
-	for i, id in ipairs(ids) do
-		if lives(ends[i]) then
-			granted[#granted + 1] = id
-			tell(id, 0)
-		end
-	end
-	redis.call('ZREMRANGEBYRANK', INTENTS, 0, #ids - 1)
-	if #granted > 0 then
-		redis.call('SADD', HOLDER, unpack(granted))
-		held, changed = 'set', true
-	end
 	if #ids == BATCH then
 		more = 1
 	end
+	return ids
 end
 
--- expire lets every key live as long as the longest lease, no longer.
-local function expire()
-	local last = redis.call('ZRANGE', LEASES, -1, -1, 'WITHSCORES')[2]
-	if last then
-		redis.call('PEXPIREAT', LEASES, last)
-		redis.call('PEXPIREAT', INTENTS, last)
-		if held == 'set' then
-			redis.call('PEXPIREAT', HOLDER, last)
-		end
-	end
-end
-
--- settle hands on what is free: whoever's lease has ended goes, and while the
--- head of the intents fits the holders it joins them. The messages go out
--- last: nothing of a script is taken back when a command of it fails.
+-- settle hands on what is free: while the head of the intents fits the holders
+-- it joins them, or goes, if its lease has ended. So do readers whose lease has
+-- ended, who would be all that stands in the way. The messages go out last:
+-- nothing of a script is taken back when a command of it fails.
 local function settle()
-	drop()
-	while (held == 'none' or held == 'set') and more == 0 do
-		local head = redis.call('ZRANGE', INTENTS, 0, 0)[1]
-		if not head then
-			break
-		elseif string.sub(head, 1, 1) == 'r' then
-			grant_readers()
-		elseif held == 'none' then
-			grant_writer(head)
+	if held == 'set' then
+		drop()
+	end
+	while more == 0 do
+		if held == 'none' then
+			local head = redis.call('ZPOPMIN', INTENTS)[1]
+			if not head then
+				break
+			elseif string.sub(head, 1, 1) == 'w' then
+				admit_writer(string.sub(head, 2))
+			else
+				admit_readers({string.sub(head, 2)})
+			end
+		elseif held == 'set' then
+			local ids = readers_in_front()
+			if #ids == 0 then
+				break
+			end
+			redis.call('ZREMRANGEBYRANK', INTENTS, 0, #ids - 1)
+			admit_readers(ids)
 		else
 			break
 		end
 	end
-	if changed then
+	if shorter then
 		expire()
-		changed = false
 	end
 	for mailbox, message in pairs(news or {}) do
 		if type(redis.pcall('PUBLISH', mailbox, message)) == 'table' then
@@ -213,7 +232,8 @@ local function settle()
 end
 
 -- in_front is how long, in ms, the lease in front of an intent lasts: that of
--- the intent before it or, for the head, the first of the holders' to end.
+-- the intent before it or, for the head, that of the holder who is the first to
+-- go.
 local function in_front(before)
 	local ends = nil
 	if before then
@@ -231,7 +251,7 @@ local function standing(kind, id)
 	if writes(id) then
 		return reply(GRANTED, token())
 	end
-	if redis.call('ZSCORE', LEASES, id) then
+	if lives(redis.call('ZSCORE', LEASES, id)) then
 		if held == 'set' and redis.call('SISMEMBER', HOLDER, id) == 1 then
 			return reply(GRANTED)
 		end
@@ -244,15 +264,33 @@ local function standing(kind, id)
 	return reply(GONE)
 end
 
+-- foreign says what is wrong with the holder key, or with the counter that a
+-- writer will need. A set of ours has leases.
+local function foreign(kind)
+	local alien = held ~= 'none' and (redis.call('PTTL', HOLDER) == -1
+		or held == 'set' and redis.call('EXISTS', LEASES) == 0
+		or held ~= 'set' and held ~= 'string')
+	return alien and held
+		or held ~= 'string' and kind == 'w' and not ours(redis.pcall('GET', TOKEN)) and 'token'
+end
+
+-- behind returns the rank behind everyone of a class, so that neither a tie nor
+-- a clock that steps back reorders them, and who waits right before it.
+local function behind(class)
+	local last = redis.call('ZRANGE', INTENTS, -1, -1, 'WITHSCORES')
+	if last[1] and class < 0 and tonumber(last[2]) >= 0 then
+		last = redis.call('ZREVRANGEBYSCORE', INTENTS, '(0', '-inf', 'WITHSCORES', 'LIMIT', 0, 1)
+	end
+	return math.max(us + class, (tonumber(last[2]) or class) + 1), last[1]
+end
+
 -- enter: granted if it fits and nobody who waits ranks before it. A try that
 -- is not granted leaves nothing; anyone else joins. An id enters once: what is
 -- in place already is said again.
 local function enter(kind, id, ttl, how)
-	if foreign then
-		return reply(FOREIGN, foreign)
-	end
-	if kind == 'w' and not ours(redis.call('GET', TOKEN)) then
-		return reply(FOREIGN, 'token')
+	local alien = foreign(kind)
+	if alien then
+		return reply(FOREIGN, alien)
 	end
 	settle()
 	if redis.call('ZSCORE', LEASES, '-' .. id) then
@@ -262,23 +300,15 @@ local function enter(kind, id, ttl, how)
 	if already[1] ~= GONE then
 		return already
 	end
-
-	-- Behind everyone of its class: neither a tie nor a clock that steps
-	-- back may reorder them.
-	local class = string.sub(how, -1) == '1' and -SPAN or 0
-	local last = redis.call('ZREVRANGEBYSCORE', INTENTS,
-		'(' .. string.format('%.0f', class + SPAN), string.format('%.0f', class), 'WITHSCORES', 'LIMIT', 0, 1)
-	local rank = math.max(us + class, (last[2] or -SPAN) + 1)
-	local before = last[1] or redis.call('ZREVRANGEBYSCORE', INTENTS, class, '-inf', 'LIMIT', 0, 1)[1]
-
-	local ends = now + tonumber(ttl)
+	local rank, before = behind(string.sub(how, -1) == '1' and -SPAN or 0)
+	local ends = digits(now + ttl)
 	if not before and (held == 'none' or held == 'set' and kind == 'r') then
 		if kind == 'w' then
 			redis.call('SET', HOLDER, id, 'PX', ttl)
 			return reply(GRANTED, next_token())
 		end
-		redis.call('SADD', HOLDER, id)
 		redis.call('ZADD', LEASES, ends, id)
+		redis.call('SADD', HOLDER, id)
 		held = 'set'
 		expire()
 		return reply(GRANTED)
@@ -286,44 +316,47 @@ local function enter(kind, id, ttl, how)
 	if string.sub(how, 1, 3) == 'try' then
 		return reply(BUSY)
 	end
-	redis.call('ZADD', INTENTS, rank, kind .. id)
+	redis.call('ZADD', INTENTS, digits(rank), kind .. id)
 	redis.call('ZADD', LEASES, ends, id)
 	expire()
 	return reply(WAITING, in_front(before))
 end
 
--- keep extends the lease of id if it is still alive, settles whatever the
--- answer, then says how id stands.
+-- keep extends the lease of id if it is still alive, drops whoever's has ended
+-- and settles, whatever the answer, then says how id stands.
 local function keep(id, ttl, kind)
 	if writes(id) then
 		redis.call('PEXPIRE', HOLDER, ttl)
 	elseif lives(redis.call('ZSCORE', LEASES, id)) then
-		redis.call('ZADD', LEASES, now + tonumber(ttl), id)
-		changed = true
+		redis.call('ZADD', LEASES, digits(now + ttl), id)
+		shorter = true
 	end
+	drop()
 	settle()
 	return standing(kind, id)
 end
 
--- leave takes id out of wherever it is and hands on what that frees.
+-- leave takes id out of wherever it is and hands on what that frees. A
+-- tombstone lasts for that many ms.
 local function leave(id, kind, tombstone)
 	local status = GONE
 	if writes(id) then
 		redis.call('DEL', HOLDER)
-		held, status = 'none', LEFT
+		mine, held, status = false, 'none', LEFT
 	else
 		if lives(redis.call('ZSCORE', LEASES, id)) then
 			status = LEFT
 		end
-		changed = redis.call('ZREM', LEASES, id) == 1
+		shorter = redis.call('ZREM', LEASES, id) == 1
 		redis.call('ZREM', INTENTS, kind .. id)
 		if held == 'set' and redis.call('SREM', HOLDER, id) == 1 then
 			held = redis.call('TYPE', HOLDER).ok
 		end
 	end
 	if tombstone then
-		redis.call('ZADD', LEASES, now + tonumber(tombstone), '-' .. id)
-		changed = true
+		redis.call('ZADD', LEASES, digits(now + tombstone), '-' .. id)
+		drop()
+		shorter = true
 	end
 	settle()
 	return reply(status)

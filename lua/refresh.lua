@@ -16,6 +16,7 @@ if #KEYS == 1 then
 	return 0
 end
 
+local mine = false
 -- include prelude.lua
 
 return keep(ARGV[1], ARGV[2], ARGV[3])

@@ -5,6 +5,7 @@
 -- Reply the array {status, value, flags} of prelude.lua: granted, waiting,
 --       busy, buried or foreign.
 
+local mine = false
 -- include prelude.lua
 
 return enter('r', ARGV[1], ARGV[2], ARGV[3])

@@ -7,9 +7,8 @@
 -- Reply 1 where a writer left and nobody waits, or the array
 --       {status, value, flags} of prelude.lua: left or gone.
 
-if ARGV[2] == 'w' and not ARGV[3]
-	and redis.pcall('GET', KEYS[1]) == ARGV[1]
-	and redis.call('EXISTS', KEYS[2]) == 0 then
+local mine = ARGV[2] == 'w' and redis.pcall('GET', KEYS[1]) == ARGV[1]
+if mine and not ARGV[3] and redis.call('EXISTS', KEYS[2]) == 0 then
 	return redis.call('DEL', KEYS[1])
 end
 

@@ -1,0 +1,685 @@
+package redismutex
+
+// This file answers: do the scripts keep the promises, each on miniredis and on
+// a real Redis? Participants act here by the scripts alone, without a client's
+// timers, and a lease ends when the test says so.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+	"github.com/redismutex/redismutex/internal/redistest"
+)
+
+// A stage is a server, and a lock on it that participants act on.
+type stage struct {
+	*testing.T
+	rc   *redis.Client
+	ep   *endpoint
+	keys *keys
+	ids  int
+}
+
+func onBothServers(t *testing.T, f func(s *stage)) {
+	open := func(t *testing.T, rc *redis.Client) {
+		keys, err := newKeys("lock")
+		if err != nil {
+			t.Fatal(err)
+		}
+		f(&stage{T: t, rc: rc, ep: endpointOf(rc), keys: keys})
+	}
+	t.Run("miniredis", func(t *testing.T) {
+		m := miniredis.RunT(t)
+		m.ClockTTL(true)
+		rc := redis.NewClient(&redis.Options{Addr: m.Addr()})
+		t.Cleanup(func() { rc.Close() })
+		open(t, rc)
+	})
+	t.Run("redis", func(t *testing.T) { open(t, redistest.Start(t).Client(t)) })
+}
+
+// A party is one participant.
+type party struct {
+	*stage
+	stake
+}
+
+func (s *stage) party(write bool, ttl time.Duration, order order) *party {
+	s.Helper()
+	s.ids++
+	m := &RWMutex{ep: s.ep, ttl: ttl, order: order,
+		ttlArg: fmt.Sprint(ttl.Milliseconds()), buryArg: fmt.Sprint(2 * ttl.Milliseconds())}
+	p := &party{stage: s}
+	p.m, p.stake.keys, p.write, p.id = m, s.keys, write, fmt.Sprintf("redismutex:box:%d", s.ids)
+	return p
+}
+
+func (s *stage) writer() *party { return s.party(true, time.Minute, firstCome) }
+func (s *stage) reader() *party { return s.party(false, time.Minute, firstCome) }
+
+func (p *party) must(r reply, err error) reply {
+	p.Helper()
+	if err != nil {
+		p.Fatal(err)
+	}
+	return r
+}
+
+func (p *party) enter() reply { return p.must(p.stake.enter(context.Background(), false)) }
+func (p *party) try() reply   { return p.must(p.stake.enter(context.Background(), true)) }
+func (p *party) keep() reply {
+	return p.must(p.ep.run(context.Background(), refreshScript, p.keepCmd()))
+}
+func (p *party) leave() reply {
+	return p.must(p.ep.run(context.Background(), unlockScript, p.leaveCmd()))
+}
+
+// die ends the lease of p, as time would.
+func (p *party) die() {
+	ctx := context.Background()
+	if p.rc.Type(ctx, p.stage.keys.holder).Val() == "string" && p.rc.Get(ctx, p.stage.keys.holder).Val() == p.id {
+		p.rc.Del(ctx, p.stage.keys.holder)
+		return
+	}
+	if n := p.rc.ZAddXX(ctx, p.stage.keys.leases, redis.Z{Score: 1, Member: p.id}).Err(); n != nil {
+		p.Fatal(n)
+	}
+}
+
+func (s *stage) is(r reply, want status) {
+	s.Helper()
+	if r.status != want {
+		s.Fatalf("status %d, want %d", r.status, want)
+	}
+}
+
+// holders is who holds, as Redis has it.
+func (s *stage) holders() []string {
+	ctx := context.Background()
+	switch s.rc.Type(ctx, s.keys.holder).Val() {
+	case "string":
+		return []string{s.rc.Get(ctx, s.keys.holder).Val()}
+	case "set":
+		ids := s.rc.SMembers(ctx, s.keys.holder).Val()
+		slices.Sort(ids)
+		return ids
+	}
+	return nil
+}
+
+func (s *stage) held(by ...*party) {
+	s.Helper()
+	var want []string
+	for _, p := range by {
+		want = append(want, p.id)
+	}
+	slices.Sort(want)
+	if got := s.holders(); !slices.Equal(got, want) {
+		s.Fatalf("held by %q, want %q", got, want)
+	}
+}
+
+// Promise 1.
+func TestOneWriterOrManyReaders(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		w, w2, r, r2 := s.writer(), s.writer(), s.reader(), s.reader()
+		s.is(w.enter(), granted)
+		s.is(w2.try(), busy)
+		s.is(r.try(), busy)
+		s.is(w.leave(), left)
+		s.is(r.enter(), granted)
+		s.is(r2.enter(), granted)
+		s.is(w2.try(), busy)
+		s.held(r, r2)
+	})
+}
+
+// Promise 5: whoever leaves hands on, in the same script, to one writer or to
+// the whole run of readers in front.
+func TestLeaveHandsOnToTheNextInOrder(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		w, r1, r2, w2, r3 := s.writer(), s.reader(), s.reader(), s.writer(), s.reader()
+		s.is(w.enter(), granted)
+		for _, p := range []*party{r1, r2, w2, r3} {
+			s.is(p.enter(), waiting)
+		}
+		s.is(w.leave(), left)
+		s.held(r1, r2)
+		s.is(r1.leave(), left)
+		s.held(r2)
+		s.is(r2.leave(), left)
+		s.held(w2)
+		s.is(w2.leave(), left)
+		s.held(r3)
+	})
+}
+
+// Promises 5 and 6: readers do not pass a writer that waits, and when it gives
+// up they go in at once.
+func TestReadersBehindACancelledWriterGoIn(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		r, w, r2 := s.reader(), s.writer(), s.reader()
+		s.is(r.enter(), granted)
+		s.is(w.enter(), waiting)
+		s.is(r2.enter(), waiting)
+		s.is(w.leave(), left)
+		s.held(r, r2)
+	})
+}
+
+// Promise 6.
+func TestWriterNotStarvedByReaders(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		first, w := s.reader(), s.writer()
+		s.is(first.enter(), granted)
+		s.is(w.enter(), waiting)
+		for range 5 {
+			s.is(s.reader().enter(), waiting)
+			s.is(s.reader().try(), busy)
+		}
+		s.is(first.leave(), left)
+		s.held(w)
+	})
+}
+
+// Promise 6: WithLockIntent and WithReaderPriority, one algorithm with three
+// ranks.
+func TestOrderOfChoice(t *testing.T) {
+	for _, c := range []struct {
+		order order
+		want  string // the order in which the waiters get the lock
+	}{{firstCome, "w1 r1 w2 r2"}, {writersFirst, "w1 w2 r1+r2"}, {readersFirst, "r1+r2 w1 w2"}} {
+		onBothServers(t, func(s *stage) {
+			names := map[string]string{}
+			join := func(name string) *party {
+				p := s.party(name[0] == 'w', time.Minute, c.order)
+				names[p.id] = name
+				return p
+			}
+			holder, waiters := s.writer(), map[string]*party{}
+			s.is(holder.enter(), granted)
+			for _, name := range []string{"w1", "r1", "w2", "r2"} {
+				waiters[name] = join(name)
+				s.is(waiters[name].enter(), waiting)
+			}
+			s.is(holder.leave(), left)
+			var got []string
+			for len(s.holders()) > 0 {
+				var turn []string
+				for _, id := range s.holders() {
+					turn = append(turn, names[id])
+				}
+				slices.Sort(turn)
+				got = append(got, strings.Join(turn, "+"))
+				for _, name := range turn {
+					s.is(waiters[name].leave(), left)
+				}
+			}
+			if got := strings.Join(got, " "); got != c.want {
+				s.Errorf("order %d: %q, want %q", c.order, got, c.want)
+			}
+		})
+	}
+}
+
+// Promise 6, and the rule: ties, and a clock that steps back, never reorder.
+func TestClockThatStepsBackDoesNotReorder(t *testing.T) {
+	for _, order := range []order{firstCome, writersFirst} {
+		onBothServers(t, func(s *stage) {
+			ctx := context.Background()
+			s.is(s.writer().enter(), granted)
+			early := s.party(true, time.Minute, order)
+			s.is(early.enter(), waiting)
+			// As if it had come an hour later, by a clock that was then set back.
+			if err := s.rc.ZIncrBy(ctx, s.keys.intents, 3.6e9, "w"+early.id).Err(); err != nil {
+				s.Fatal(err)
+			}
+			late := s.party(true, time.Minute, order)
+			s.is(late.enter(), waiting)
+			if order := s.rc.ZRange(ctx, s.keys.intents, 0, -1).Val(); order[1] != "w"+late.id {
+				s.Errorf("order %q", order)
+			}
+		})
+	}
+}
+
+// Promise 3, and the rule of settle: never touch a string. Whatever the leases
+// say of it, a writer's lease is the key's own TTL.
+func TestDropNeverTouchesAWriter(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		w, r := s.writer(), s.reader()
+		s.is(w.enter(), granted)
+		s.is(r.enter(), waiting)
+		s.rc.ZAdd(context.Background(), s.keys.leases, redis.Z{Score: 1, Member: w.id})
+		s.is(r.keep(), waiting)
+		s.is(w.keep(), granted)
+		s.held(w)
+	})
+}
+
+// Promise 3, and the rule: a waiter that becomes the writer loses its entry in
+// the leases, or one day it ends a writer that lives.
+func TestWriterHasNoEntryInTheLeases(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		w, w2, r := s.writer(), s.writer(), s.reader()
+		s.is(w.enter(), granted)
+		s.is(w2.enter(), waiting)
+		s.is(r.enter(), waiting)
+		s.is(w.leave(), left)
+		s.held(w2)
+		if leases := s.rc.ZRange(context.Background(), s.keys.leases, 0, -1).Val(); !slices.Equal(leases, []string{r.id}) {
+			s.Errorf("leases %q, want those of the waiter alone", leases)
+		}
+	})
+}
+
+// Promise 5, and the rule of enter: what a dead holder frees goes to who waits,
+// not to who tries.
+func TestTryFindsADeadHolderAndHandsOn(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		w, w2 := s.writer(), s.writer()
+		s.is(w.enter(), granted)
+		s.is(w2.enter(), waiting)
+		w.die()
+		s.is(s.writer().try(), busy)
+		s.held(w2)
+	})
+}
+
+// Promise 5, and the rule of enter: a try that fails leaves no trace, so that
+// nobody waits behind it.
+func TestFailedTryLeavesNoTrace(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		ctx := context.Background()
+		r := s.reader()
+		s.is(r.enter(), granted)
+		before := s.dump()
+		s.is(s.writer().try(), busy)
+		if after := s.dump(); after != before {
+			s.Errorf("before %s, after %s", before, after)
+		}
+		if s.rc.Exists(ctx, s.keys.intents).Val() != 0 {
+			s.Error("a try stands in the queue")
+		}
+		s.is(s.reader().try(), granted)
+	})
+}
+
+// Promise 5, and the rule of enter: whoever fits and has nobody before it is
+// granted in the very script, a writer before the waiting readers included.
+func TestEnterIsGrantedWhatIsFree(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		r, dead, late := s.reader(), s.writer(), s.reader()
+		s.is(r.enter(), granted)
+		s.is(dead.enter(), waiting)
+		dead.die()
+		s.is(late.enter(), granted) // the writer before it is dead
+		s.held(r, late)
+
+		first := s.party(false, time.Minute, readersFirst)
+		s.is(s.writer().enter(), waiting)
+		s.is(first.enter(), granted) // it ranks before the writer that waits
+		s.held(r, late, first)
+	})
+}
+
+// Promise 5, and the rule of keep: it settles whatever the answer. Here the
+// caller itself is gone, and it stood in the way.
+func TestKeepOfADeadReaderLetsTheWriterIn(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		r, w := s.reader(), s.writer()
+		s.is(r.enter(), granted)
+		s.is(w.enter(), waiting)
+		r.die()
+		s.is(r.keep(), gone)
+		s.held(w)
+	})
+}
+
+// Promise 5, and the rule of keep: it settles first and answers then, so a
+// waiter whose turn has come learns it from its own keep.
+func TestKeepOfTheNextInLineIsItsGrant(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		w, w2 := s.writer(), s.writer()
+		token := s.is2(w.enter(), granted)
+		s.is(w2.enter(), waiting)
+		w.die()
+		if next := s.is2(w2.keep(), granted); next <= token {
+			s.Errorf("token %d after %d", next, token)
+		}
+	})
+}
+
+func (s *stage) is2(r reply, want status) int64 {
+	s.Helper()
+	s.is(r, want)
+	return r.value
+}
+
+// Promise 3: a keep never enters anyone again.
+func TestKeepNeverReenters(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		w, r := s.writer(), s.reader()
+		s.is(w.keep(), gone)
+		s.is(r.keep(), gone)
+		s.is(w.enter(), granted)
+		s.is(w.leave(), left)
+		s.is(w.keep(), gone)
+		if short := w.must(s.ep.run(context.Background(), refreshScript, w.keepHoldCmd())); short.status != gone {
+			s.Errorf("status %d", short.status)
+		}
+		s.held()
+	})
+}
+
+// Promise 3: a 20 s reader is not cut short by a 2 s reader.
+func TestShortReaderDoesNotTruncateALongOne(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		ctx := context.Background()
+		long, short := s.party(false, 20*time.Second, firstCome), s.party(false, 2*time.Second, firstCome)
+		s.is(long.enter(), granted)
+		s.is(short.enter(), granted)
+		s.is(short.keep(), granted)
+		if ttl := s.rc.PTTL(ctx, s.keys.holder).Val(); ttl < 15*time.Second {
+			s.Errorf("the holders' key lives %v", ttl)
+		}
+		short.die()
+		s.is(s.writer().try(), busy)
+		s.held(long)
+	})
+}
+
+// Promises 3 and 8: a crashed reader leaves alone while others renew.
+func TestDeadReaderGoesWhileOthersRenew(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		dead, alive := s.reader(), s.reader()
+		s.is(dead.enter(), granted)
+		s.is(alive.enter(), granted)
+		dead.die()
+		s.is(alive.keep(), granted)
+		s.held(alive)
+	})
+}
+
+// Promise 3: neither a try, nor another writer, nor their leaves clear the
+// intent of a writer that waits.
+func TestNobodyClearsAnothersIntent(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		r, w, other := s.reader(), s.writer(), s.writer()
+		s.is(r.enter(), granted)
+		s.is(w.enter(), waiting)
+		s.is(s.writer().try(), busy)
+		s.is(s.reader().try(), busy)
+		s.is(other.enter(), waiting)
+		s.is(other.leave(), left)
+		s.is(s.writer().leave(), gone)
+		s.is(w.keep(), waiting)
+		s.is(r.leave(), left)
+		s.held(w)
+	})
+}
+
+// Promise 4: every script may be sent twice.
+func TestScriptsAreIdempotentPerID(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		w, w2, r := s.writer(), s.writer(), s.reader()
+		token := s.is2(w.enter(), granted)
+		if again := s.is2(w.enter(), granted); again != token {
+			s.Errorf("token %d, then %d", token, again)
+		}
+		s.is(w2.enter(), waiting)
+		s.is(w2.enter(), waiting)
+		s.is(r.enter(), waiting)
+		s.is(r.enter(), waiting)
+		if n := s.rc.ZCard(context.Background(), s.keys.intents).Val(); n != 2 {
+			s.Errorf("%d intents", n)
+		}
+		s.is(w.leave(), left)
+		s.is(w.leave(), gone)
+		s.held(w2)
+		s.is(w2.leave(), left)
+		s.is(r.enter(), granted)
+		s.held(r)
+	})
+}
+
+// Promise 4, and the rule of leave: an enter that lands after its own leave is
+// refused, by whichever way it comes in.
+func TestTombstoneRefusesALateEnter(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		for _, p := range []*party{s.writer(), s.reader()} {
+			p.bury = true
+			s.is(p.leave(), gone)
+			s.is(p.enter(), buried)
+			s.is(p.try(), buried)
+			s.held()
+		}
+		w := s.writer()
+		s.is(w.enter(), granted) // nobody else is refused
+		w.bury = true
+		s.is(w.leave(), left)
+		s.is(w.enter(), buried)
+		if ttl := s.rc.PTTL(context.Background(), s.keys.leases).Val(); ttl <= time.Minute || ttl > 2*time.Minute {
+			s.Errorf("the tombstone stays %v, want two TTLs of a minute", ttl)
+		}
+	})
+}
+
+// Promise 7: one message per mailbox, and it names all that have been granted.
+func TestGrantsToOneMailboxTravelTogether(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		ctx := context.Background()
+		sub := s.rc.Subscribe(ctx, "redismutex:box")
+		defer sub.Close()
+		if _, err := sub.Receive(ctx); err != nil {
+			s.Fatal(err)
+		}
+		w := s.writer()
+		s.is(w.enter(), granted)
+		readers := []*party{s.reader(), s.reader(), s.reader()}
+		for _, r := range readers {
+			s.is(r.enter(), waiting)
+		}
+		last := s.writer()
+		s.is(last.enter(), waiting)
+		s.is(w.leave(), left)
+		if got := s.message(sub); got != "0 2 3 4" {
+			s.Errorf("message %q", got)
+		}
+		for _, r := range readers {
+			s.is(r.leave(), left)
+		}
+		token := s.rc.Get(ctx, s.keys.token).Val()
+		if got := s.message(sub); got != token+" 5" {
+			s.Errorf("message %q, token %s", got, token)
+		}
+	})
+}
+
+func (s *stage) message(sub *redis.PubSub) string {
+	s.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	m, err := sub.ReceiveMessage(ctx)
+	if err != nil {
+		s.Fatal(err)
+	}
+	return m.Payload
+}
+
+// Promise 8: no key is without a TTL, and none outlives the longest lease but
+// the token. Also where that shrinks: the TTL is the longest lease's, exactly.
+func TestKeysLiveAsLongAsTheLongestLease(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		ctx := context.Background()
+		long, short := s.party(false, time.Hour, firstCome), s.party(false, time.Minute, firstCome)
+		w := s.party(true, 10*time.Minute, firstCome)
+		check := func(longest time.Duration, keys ...string) {
+			s.Helper()
+			for _, key := range keys {
+				if ttl := s.rc.PTTL(ctx, key).Val(); ttl <= longest-10*time.Second || ttl > longest {
+					s.Errorf("%s lives %v, want %v", key, ttl, longest)
+				}
+			}
+		}
+		s.is(long.enter(), granted)
+		s.is(short.enter(), granted)
+		s.is(w.enter(), waiting)
+		check(time.Hour, s.keys.holder, s.keys.intents, s.keys.leases)
+		s.is(long.leave(), left)
+		check(10*time.Minute, s.keys.holder, s.keys.intents, s.keys.leases)
+		s.is(w.leave(), left)
+		check(time.Minute, s.keys.holder, s.keys.leases)
+		s.is(w.party(true, time.Hour, firstCome).enter(), waiting)
+		s.is(s.party(true, time.Minute, firstCome).enter(), waiting)
+		s.is(short.leave(), left) // the writer with the long lease is in
+		check(time.Hour, s.keys.holder)
+		check(time.Minute, s.keys.intents, s.keys.leases)
+	})
+}
+
+// Promise 9.
+func TestTokensRise(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		ctx := context.Background()
+		var last int64
+		rises := func(token int64) {
+			s.Helper()
+			if token <= last {
+				s.Errorf("token %d after %d", token, last)
+			}
+			last = token
+		}
+		for range 3 {
+			w := s.writer()
+			rises(s.is2(w.enter(), granted))
+			s.is(w.leave(), left)
+		}
+		before := last
+		s.rc.Del(ctx, s.keys.token) // expired, or lost with all the rest
+		w := s.writer()
+		rises(s.is2(w.enter(), granted))
+		if s.rc.PTTL(ctx, s.keys.token).Val() <= 0 {
+			s.Error("the counter has no TTL")
+		}
+		// A counter that expires under its holder.
+		s.rc.Del(ctx, s.keys.token)
+		if again := s.is2(w.enter(), granted); again < last {
+			s.Errorf("token %d after %d", again, last)
+		}
+		r := s.reader()
+		s.is(r.enter(), waiting)
+		s.is(w.leave(), left)
+		s.is(r.leave(), left)
+		next := s.writer()
+		rises(s.is2(next.enter(), granted))
+		if before < 1e15 {
+			s.Errorf("token %d does not begin at the server's clock", before)
+		}
+	})
+}
+
+// Promise 10: what is no lock is said so, and left alone.
+func TestForeignDataIsRefusedAndLeftAlone(t *testing.T) {
+	ctx := context.Background()
+	onBothServers(t, func(s *stage) {
+		for name, put := range map[string]func(key string) error{
+			"string": func(k string) error { return s.rc.Set(ctx, k, "data", 0).Err() },
+			"hash":   func(k string) error { return s.rc.HSet(ctx, k, "f", "v").Err() },
+			"list":   func(k string) error { return s.rc.RPush(ctx, k, "v").Err() },
+			"set":    func(k string) error { return s.rc.SAdd(ctx, k, "v").Err() },
+			"zset":   func(k string) error { return s.rc.ZAdd(ctx, k, redis.Z{Member: "v"}).Err() },
+			"stream": func(k string) error { return s.rc.XAdd(ctx, &redis.XAddArgs{Stream: k, Values: []string{"a", "b"}}).Err() },
+			"set with TTL": func(k string) error {
+				return errors.Join(s.rc.SAdd(ctx, k, "v").Err(), s.rc.Expire(ctx, k, time.Hour).Err())
+			},
+			"counter": func(k string) error { return s.rc.Set(ctx, k, "41", 0).Err() },
+		} {
+			for _, key := range []string{s.keys.holder, s.keys.intents, s.keys.leases, s.keys.token} {
+				if name == "zset" && (key == s.keys.intents || key == s.keys.leases) {
+					continue // cannot be told from ours
+				}
+				s.rc.FlushAll(ctx)
+				if err := put(key); err != nil {
+					s.Fatal(err)
+				}
+				before := s.dump()
+				m := NewMutex(s.rc, "lock")
+				if _, err := m.TryLockContext(ctx); !errors.Is(err, ErrNotLock) || errors.Is(err, ErrLock) {
+					s.Errorf("%s at %s: %v", name, key, err)
+				}
+				if _, err := m.LockContext(ctx); !errors.Is(err, ErrNotLock) {
+					s.Errorf("%s at %s: %v", name, key, err)
+				}
+				if key != s.keys.token {
+					if _, err := m.RLockContext(ctx); !errors.Is(err, ErrNotLock) {
+						s.Errorf("%s at %s: %v", name, key, err)
+					}
+				}
+				for _, p := range []*party{s.writer(), s.reader()} {
+					_, _ = s.ep.run(ctx, refreshScript, p.keepCmd())
+					_, _ = s.ep.run(ctx, unlockScript, p.leaveCmd())
+				}
+				if after := s.dump(); after != before {
+					s.Errorf("%s at %s: before %s, after %s", name, key, before, after)
+				}
+			}
+		}
+	})
+}
+
+// dump is all the data there is, but not how long it lives.
+func (s *stage) dump() string {
+	ctx := context.Background()
+	var lines []string
+	for _, key := range s.rc.Keys(ctx, "*").Val() {
+		var v any
+		switch s.rc.Type(ctx, key).Val() {
+		case "string":
+			v = s.rc.Get(ctx, key).Val()
+		case "hash":
+			v = s.rc.HGetAll(ctx, key).Val()
+		case "list":
+			v = s.rc.LRange(ctx, key, 0, -1).Val()
+		case "set":
+			v = s.rc.SMembers(ctx, key).Val()
+		case "zset":
+			v = s.rc.ZRangeWithScores(ctx, key, 0, -1).Val()
+		case "stream":
+			v = s.rc.XLen(ctx, key).Val()
+		}
+		lines = append(lines, fmt.Sprint(key, "=", v))
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, "; ")
+}
+
+// No script moves more than a batch at a time, and the caller is told to go on:
+// the run of readers goes in nevertheless, and so goes a crowd of the dead.
+func TestBatchesAreMovedToTheEnd(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		w := s.writer()
+		s.is(w.enter(), granted)
+		var readers []*party
+		for range 1201 {
+			r := s.reader()
+			s.is(r.enter(), waiting)
+			readers = append(readers, r)
+		}
+		s.is(w.leave(), left)
+		s.held(readers...)
+		for _, r := range readers {
+			r.die()
+		}
+		next := s.writer()
+		s.is(next.try(), granted)
+		s.held(next)
+	})
+}
