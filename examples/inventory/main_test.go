@@ -1,0 +1,38 @@
+package main
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+)
+
+// The program starts itself as its workers; in a test, that is the test binary.
+func TestMain(m *testing.M) {
+	if _, ok := os.LookupEnv(taskVariable); ok {
+		main()
+		return
+	}
+	os.Exit(m.Run())
+}
+
+func TestEveryItemIsSoldOnce(t *testing.T) {
+	t.Parallel()
+	var out strings.Builder
+	err := run(&out, false)
+	t.Log(out.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// That the proof can fail.
+func TestWithoutTheLockTheStockIsOversold(t *testing.T) {
+	t.Parallel()
+	var out strings.Builder
+	err := run(&out, true)
+	t.Log(out.String())
+	if !errors.Is(err, errWrong) {
+		t.Fatalf("got %v, want %v", err, errWrong)
+	}
+}

@@ -1,0 +1,110 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// A shop is what the workers share, three names in Redis: a stock, the record of its sales, and the name of the lock.
+// Nothing in it keeps two sellers from selling the same item: that is left to the lock.
+type shop struct {
+	rc                 *redis.Client
+	id                 string
+	stock, sales, lock string
+}
+
+// A sale is one line of the record.
+type sale struct {
+	Item   int
+	Seller string
+	Token  uint64 // the fencing token of the lock that it was made under
+}
+
+func openShop(url, id string) (*shop, error) {
+	opt, err := redis.ParseURL(url)
+	if err != nil {
+		return nil, err
+	}
+	prefix := "{inventory:" + id + "}:"
+	return &shop{redis.NewClient(opt), id, prefix + "stock", prefix + "sales", prefix + "lock"}, nil
+}
+
+func (s *shop) close() { s.rc.Close() }
+
+func (s *shop) fill(ctx context.Context, items int) error {
+	return s.rc.Set(ctx, s.stock, items, 0).Err()
+}
+
+// clear removes everything, also after an interrupt. What a lock keeps in Redis goes by itself, its fencing counter
+// last of all; but these names are never used again.
+func (s *shop) clear(tasks []task) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	locks := []string{s.lock}
+	for _, t := range tasks {
+		locks = append(locks, s.lock+":"+t.Name) // with -nolock
+	}
+	keys := []string{s.stock, s.sales}
+	for _, lock := range locks {
+		keys = append(keys, lock, lock+":lock-intent", lock+":lease", lock+":token")
+	}
+	if err := s.rc.Del(ctx, keys...).Err(); err != nil {
+		fmt.Fprintln(os.Stderr, "inventory: left behind:", keys, err)
+	}
+}
+
+// sell sells one item and returns how many were there before; 0 means that there was none to sell. What it reads must
+// still be true when it writes: whoever else sells in between sells the same item again.
+func (s *shop) sell(ctx context.Context, seller string, token uint64, serve func(item int)) (int, error) {
+	stock, err := s.rc.Get(ctx, s.stock).Int()
+	if err != nil || stock == 0 {
+		return 0, err
+	}
+	serve(stock)
+	record, err := json.Marshal(sale{stock, seller, token})
+	if err != nil {
+		return 0, err
+	}
+	// Both or neither, should the seller die just here: a lock keeps others out, it does not undo.
+	_, err = s.rc.TxPipelined(ctx, func(tx redis.Pipeliner) error {
+		tx.Set(ctx, s.stock, stock-1, 0)
+		tx.RPush(ctx, s.sales, record)
+		return nil
+	})
+	return stock, err
+}
+
+// count counts what is left and what was sold, one after the other: if somebody sells in between, they do not add up.
+func (s *shop) count(ctx context.Context, pause func()) (left, sold int, err error) {
+	left, err = s.rc.Get(ctx, s.stock).Int()
+	if err != nil {
+		return 0, 0, err
+	}
+	pause()
+	n, err := s.rc.LLen(ctx, s.sales).Result()
+	return left, int(n), err
+}
+
+// books reads everything back.
+func (s *shop) books(ctx context.Context) (left int, sales []sale, err error) {
+	left, err = s.rc.Get(ctx, s.stock).Int()
+	if err != nil {
+		return 0, nil, err
+	}
+	records, err := s.rc.LRange(ctx, s.sales, 0, -1).Result()
+	if err != nil {
+		return 0, nil, err
+	}
+	sales = make([]sale, len(records))
+	for i, record := range records {
+		if err := json.Unmarshal([]byte(record), &sales[i]); err != nil {
+			return 0, nil, err
+		}
+	}
+	return left, sales, nil
+}
