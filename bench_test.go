@@ -179,6 +179,7 @@ func contend(b *testing.B, server *redistest.Server, clients []*redis.Client, go
 			lockCounts[g] += n
 		}
 	}
+	b.Logf("%.700s", func() string { _, r, _ := cut(clients[0].Info(ctx, "commandstats").Val(), "cmdstat_evalsha"); return r }())
 	after := commands(b, clients[0])
 	slices.Sort(waits)
 	b.ReportMetric(float64(locks)/float64(floors), "×BLPOP")

@@ -38,19 +38,25 @@ var (
 	ErrInvalid = errors.New("redismutex: invalid argument")
 )
 
-// redisError is what Redis, or the way to it, answered.
-type redisError struct{ cause error }
+// A caused error is of one kind, and keeps what caused it. It matches no other
+// kind, nor the errors of a context, whatever its cause does.
+type caused struct{ kind, cause error }
 
-func (e redisError) Error() string { return ErrRedis.Error() + ": " + e.cause.Error() }
+func redisError(cause error) error { return caused{ErrRedis, cause} }
 
-func (e redisError) Is(target error) bool {
-	if target == context.Canceled || target == context.DeadlineExceeded {
+func (e caused) Error() string { return e.kind.Error() + ": " + e.cause.Error() }
+
+func (e caused) Is(target error) bool {
+	switch target {
+	case e.kind:
+		return true
+	case context.Canceled, context.DeadlineExceeded, ErrRedis, ErrLock, ErrLockLost, ErrUnlocked, ErrNotLock, ErrInvalid:
 		return false
 	}
-	return target == ErrRedis || errors.Is(e.cause, target)
+	return errors.Is(e.cause, target)
 }
 
-func (e redisError) As(target any) bool { return errors.As(e.cause, target) }
+func (e caused) As(target any) bool { return errors.As(e.cause, target) }
 
 // ended is the error of a call whose context has ended. It matches both the
 // context's error and its cause.

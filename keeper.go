@@ -4,6 +4,7 @@ package redismutex
 
 import (
 	"container/heap"
+	"context"
 	"errors"
 	"slices"
 	"sync"
@@ -207,45 +208,48 @@ func (k *keeper) wake() {
 	k.arm()
 	k.mu.Unlock()
 
-	if len(due) > 0 {
-		go k.call(due)
+	for together := range slices.Chunk(due, chunk) {
+		go k.call(together)
 	}
 	for _, o := range over {
 		o.over(errExpired)
 	}
 }
 
-// chunk is the most calls that go in one pipeline, so that trust, which counts
-// from before it is sent, is not spent in a long one.
-const chunk = 500
+// chunk is the most calls that go in one pipeline. Chunks go side by side: none
+// waits for another's replies, and trust, which counts from before a pipeline
+// is sent, is not spent in a long one.
+const chunk = 1000
 
 // call calls for stakes, each of them to be kept or to leave.
 func (k *keeper) call(due []*stake) {
-	for together := range slices.Chunk(due, chunk) {
-		start := now()
-		calls := k.calls(together)
-		k.ep.runAll(calls)
+	start := now()
+	calls, limit := k.calls(due)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(limit-start))
+	defer cancel()
+	k.ep.runAll(ctx, calls)
 
-		// A writer that does not hold after all settles, like everyone.
-		var again []*call
-		for _, c := range calls {
-			if c.script == refreshScript && c.err == nil && c.reply.status == gone && len(c.cmd.keys()) == 1 {
-				c.cmd = c.stake.keepCmd()
-				again = append(again, c)
-			}
+	// A writer that does not hold after all settles, like everyone.
+	var again []*call
+	for _, c := range calls {
+		if c.script == refreshScript && c.err == nil && c.reply.status == gone && len(c.cmd.keys()) == 1 {
+			c.cmd = c.stake.keepCmd()
+			again = append(again, c)
 		}
-		k.ep.runAll(again)
+	}
+	k.ep.runAll(ctx, again)
 
-		for _, c := range calls {
-			k.answer(c, start)
-		}
+	for _, c := range calls {
+		k.answer(c, start)
 	}
 }
 
-func (k *keeper) calls(due []*stake) []*call {
+// calls is the call for each of due, and when the last of them is of no use.
+func (k *keeper) calls(due []*stake) (calls []*call, limit instant) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	calls := make([]*call, len(due))
+	calls = make([]*call, len(due))
+	limit = due[0].limit
 	for i, s := range due {
 		c := &call{stake: s, script: refreshScript}
 		switch {
@@ -256,9 +260,9 @@ func (k *keeper) calls(due []*stake) []*call {
 		default:
 			c.cmd = s.keepCmd()
 		}
-		calls[i] = c
+		calls[i], limit = c, max(limit, s.limit)
 	}
-	return calls
+	return calls, limit
 }
 
 // answer takes the answer to a call that was begun at start.

@@ -149,7 +149,7 @@ func (l *Lock) over(why error) {
 	if doubt := l.doubt.Load(); doubt != nil && why == errExpired {
 		why = fmt.Errorf("%w: %w", why, *doubt)
 	}
-	err := fmt.Errorf("%w: %q: %w", ErrLockLost, l.Key(), why)
+	var err error = caused{ErrLockLost, fmt.Errorf("%q: %w", l.Key(), why)}
 	l.cancel(err)
 	m := l.stake.m
 	m.log().error("", "a lock ended before its unlock", err)

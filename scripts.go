@@ -29,7 +29,7 @@ var (
 type script struct {
 	source any
 	digest any
-	short  status // what an integer other than 0 says in place of a whole reply
+	short  status // what an integer, the value if it is not 1, says in place of a whole reply
 }
 
 const includePrelude = "-- include prelude.lua\n"
@@ -80,7 +80,7 @@ type cmd []any
 // keys.
 const keysAt = 3
 
-func (s *stake) enterCmd(how string) cmd {
+func (s *stake) enterCmd(how any) cmd {
 	script := rlockScript
 	if s.write {
 		script = lockScript
@@ -115,7 +115,7 @@ func (s *stake) leaveCmd() cmd {
 	return c[:9]
 }
 
-func (s *stake) kind() string {
+func (s *stake) kind() any {
 	if s.write {
 		return "w"
 	}
@@ -124,9 +124,9 @@ func (s *stake) kind() string {
 
 // howToEnter is the third argument of the scripts that enter: indexed by
 // whether it is a try, and by whether it goes before all others.
-var howToEnter = [2][2]string{{"join:0", "join:1"}, {"try:0", "try:1"}}
+var howToEnter = [2][2]any{{"join:0", "join:1"}, {"try:0", "try:1"}}
 
-func (s *stake) how(try bool) string {
+func (s *stake) how(try bool) any {
 	first := s.m.order == writersFirst && s.write || s.m.order == readersFirst && !s.write
 	return howToEnter[b2i(try)][b2i(first)]
 }
@@ -167,8 +167,7 @@ type call struct {
 
 // runAll runs calls in one round trip, or one by one where the client has no
 // pipelines. It does not repeat those that leave something to settle.
-func (ep *endpoint) runAll(calls []*call) {
-	ctx := context.Background()
+func (ep *endpoint) runAll(ctx context.Context, calls []*call) {
 	if ep.pipeline == nil {
 		for _, c := range calls {
 			c.reply, c.err = c.script.parse(ep.eval(ctx, c.script, c.cmd))
@@ -197,7 +196,7 @@ func (ep *endpoint) pipelined(ctx context.Context, calls []*call) (unknown []*ca
 		if err != nil && sent[i].Err() == nil && sent[i].Val() == nil {
 			sent[i].SetErr(err)
 		}
-		if redis.HasErrorPrefix(sent[i].Err(), "NOSCRIPT") {
+		if err := sent[i].Err(); err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
 			unknown = append(unknown, c)
 		}
 		c.reply, c.err = c.script.parse(sent[i])
@@ -208,10 +207,10 @@ func (ep *endpoint) pipelined(ctx context.Context, calls []*call) (unknown []*ca
 // eval sends c, with the source where the server does not know the digest.
 func (ep *endpoint) eval(ctx context.Context, s *script, c cmd) *redis.Cmd {
 	sent := ep.send(ctx, c)
-	if !redis.HasErrorPrefix(sent.Err(), "NOSCRIPT") {
-		return sent
+	if err := sent.Err(); err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
+		return ep.send(ctx, s.inFull(c))
 	}
-	return ep.send(ctx, s.inFull(c))
+	return sent
 }
 
 // inFull is c with the source in place of the digest.
@@ -265,14 +264,17 @@ func (s *script) parse(sent *redis.Cmd) (reply, error) {
 	value, err := sent.Result()
 	if err != nil {
 		if strings.Contains(err.Error(), "WRONGTYPE") {
-			return reply{}, fmt.Errorf("%w: %w", ErrNotLock, redisError{err})
+			return reply{}, caused{ErrNotLock, err}
 		}
-		return reply{}, redisError{err}
+		return reply{}, redisError(err)
 	}
 	switch v := value.(type) {
 	case int64:
-		if v == 0 {
+		switch v {
+		case 0:
 			return reply{status: gone}, nil
+		case 1:
+			return reply{status: s.short}, nil
 		}
 		return reply{status: s.short, value: v}, nil
 	case []any:
@@ -295,5 +297,5 @@ func (s *script) parse(sent *redis.Cmd) (reply, error) {
 			return r, nil
 		}
 	}
-	return reply{}, redisError{fmt.Errorf("unexpected reply %.100q", fmt.Sprint(value))}
+	return reply{}, redisError(fmt.Errorf("unexpected reply %.100q", fmt.Sprint(value)))
 }

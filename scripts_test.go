@@ -596,7 +596,9 @@ func TestForeignDataIsRefusedAndLeftAlone(t *testing.T) {
 			"list":   func(k string) error { return s.rc.RPush(ctx, k, "v").Err() },
 			"set":    func(k string) error { return s.rc.SAdd(ctx, k, "v").Err() },
 			"zset":   func(k string) error { return s.rc.ZAdd(ctx, k, redis.Z{Member: "v"}).Err() },
-			"stream": func(k string) error { return s.rc.XAdd(ctx, &redis.XAddArgs{Stream: k, Values: []string{"a", "b"}}).Err() },
+			"stream": func(k string) error {
+				return s.rc.XAdd(ctx, &redis.XAddArgs{Stream: k, Values: []string{"a", "b"}}).Err()
+			},
 			"set with TTL": func(k string) error {
 				return errors.Join(s.rc.SAdd(ctx, k, "v").Err(), s.rc.Expire(ctx, k, time.Hour).Err())
 			},

@@ -240,7 +240,7 @@ func (l *Lock) late() error {
 	l.stake.bury = true
 	l.stake.m.ep.keeper.leave(&l.stake)
 	return fmt.Errorf("redismutex: lock %q: %w: %w", l.Key(), errVoid,
-		redisError{fmt.Errorf("the reply took longer than the TTL of %v", l.stake.m.ttl)})
+		redisError(fmt.Errorf("the reply took longer than the TTL of %v", l.stake.m.ttl)))
 }
 
 // refused is the error for an enter, begun at start, that led to nothing. It
@@ -273,5 +273,5 @@ func (l *Lock) refused(r request, start instant, reply reply, err error) error {
 		return fmt.Errorf("%w: %q", ErrLock, key)
 	}
 	return fmt.Errorf("redismutex: lock %q: %w: %w", key, errVoid,
-		redisError{fmt.Errorf("unexpected status %d", reply.status)})
+		redisError(fmt.Errorf("unexpected status %d", reply.status)))
 }

@@ -13,7 +13,7 @@
 if redis.call('EXISTS', KEYS[2], KEYS[3]) == 0
 	and redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
 	local token = redis.pcall('INCR', KEYS[4])
-	if type(token) == 'number' and token > 1e15 then
+	if type(token) == 'number' and token >= 1e14 then
 		return token
 	end
 	if token ~= 1 then -- somebody's data: as it was, and out again

@@ -12,7 +12,8 @@
 --            enter any more
 --   TOKEN    the last fencing token
 --
--- A reply is {status, value, flags}. The statuses and their values:
+-- A reply is {status, value, flags}, or just 1 for a grant or a leave of which
+-- there is nothing more to say. The statuses and their values:
 local GRANTED = 1 -- the fencing token, 0 for a reader
 local WAITING = 2 -- ms until the lease in front ends
 local BUSY    = 3 -- 0; a try found others in the way
@@ -35,6 +36,9 @@ local BATCH = 500
 -- clock in µs, so it goes on above the old one unless that clock has been set
 -- back by more than this, or a million grants a second were made.
 local RETENTION = 86400000
+
+-- No counter of ours is below this: µs since 1970, in the year 1973.
+local FLOOR = 1e14
 
 -- The span of one class of ranks, in µs: some 127 years.
 local SPAN = 4e15
@@ -59,6 +63,9 @@ local function digits(n)
 end
 
 local function reply(status, value)
+	if not value and more + untold == 0 and (status == GRANTED or status == LEFT) then
+		return 1
+	end
 	return {status, value or 0, more + untold}
 end
 
@@ -73,14 +80,14 @@ end
 -- ours tells a counter of ours, or none, from somebody's data: ours start at
 -- the server's clock.
 local function ours(counter)
-	return not counter or counter == '1' or (tonumber(counter) or 0) > 1e15
+	return not counter or counter == '1' or (tonumber(counter) or 0) >= FLOOR
 end
 
 -- seeded is n, the counter's value, unless the counter has just been made:
 -- then it starts at the server's clock.
 local function seeded(n)
 	if n == 1 then
-		n = us
+		n = math.max(us, FLOOR)
 		redis.call('SET', TOKEN, digits(n), 'PX', RETENTION)
 	end
 	return n
@@ -246,7 +253,7 @@ local function in_front(before)
 	return math.max((tonumber(ends) or now) - now, 0)
 end
 
--- standing says what id is, holder, waiter or neither.
+-- standing says what id is, holder or waiter, or nil where it is neither.
 local function standing(kind, id)
 	if writes(id) then
 		return reply(GRANTED, token())
@@ -261,7 +268,6 @@ local function standing(kind, id)
 			return reply(WAITING, in_front(before))
 		end
 	end
-	return reply(GONE)
 end
 
 -- foreign says what is wrong with the holder key, or with the counter that a
@@ -297,7 +303,7 @@ local function enter(kind, id, ttl, how)
 		return reply(BURIED)
 	end
 	local already = standing(kind, id)
-	if already[1] ~= GONE then
+	if already then
 		return already
 	end
 	local rank, before = behind(string.sub(how, -1) == '1' and -SPAN or 0)
@@ -333,7 +339,7 @@ local function keep(id, ttl, kind)
 	end
 	drop()
 	settle()
-	return standing(kind, id)
+	return standing(kind, id) or reply(GONE)
 end
 
 -- leave takes id out of wherever it is and hands on what that frees. A

@@ -60,6 +60,7 @@ type Box struct {
 	settled chan struct{} // closed when it is known whether the subscription works
 	stop    chan struct{} // closed when the subscription is to end
 	idle    *time.Timer   // runs while nobody waits
+	idles   int           // which of these timers that is
 }
 
 // New makes a mailbox on the channel of that name. With a nil Subscriber it
@@ -103,15 +104,15 @@ func (b *Box) Leave(n uint64) {
 	defer b.mu.Unlock()
 	delete(b.waiters, n)
 	if len(b.waiters) == 0 && b.stop != nil && b.idle == nil {
-		var idle *time.Timer
-		idle = time.AfterFunc(linger, func() { b.closeIdle(idle) })
-		b.idle = idle
+		b.idles++
+		which := b.idles
+		b.idle = time.AfterFunc(linger, func() { b.closeIdle(which) })
 	}
 }
 
-func (b *Box) closeIdle(idle *time.Timer) {
+func (b *Box) closeIdle(which int) {
 	b.mu.Lock()
-	if b.idle != idle { // somebody joined as the timer fired
+	if b.idle == nil || b.idles != which { // somebody joined as the timer fired
 		b.mu.Unlock()
 		return
 	}

@@ -16,17 +16,10 @@ import (
 func TestServerDiesWithItsTestProcess(t *testing.T) {
 	const inChild = "REDISTEST_CHILD"
 	if os.Getenv(inChild) != "" {
-		// A goroutine that ends locked takes its thread along: the server must not go with the thread that asked.
 		var s *Server
-		asked := make(chan string)
-		go func() {
-			runtime.LockOSThread()
-			s = Start(t)
-			asked <- fmt.Sprintf("/proc/self/task/%d", syscall.Gettid())
-		}()
-		thread := <-asked
-		eventually(t, "the thread has ended", func() bool {
-			_, err := os.Stat(thread)
+		asker := onAThreadThatEnds(func() { s = Start(t) })
+		eventually(t, "the thread that asked for the server has ended", func() bool {
+			_, err := os.Stat(fmt.Sprintf("/proc/self/task/%d", asker))
 			return err != nil
 		})
 		if _, _, err := identify(s.Addr()); err != nil {
@@ -46,15 +39,20 @@ func TestServerDiesWithItsTestProcess(t *testing.T) {
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+	t.Cleanup(func() {
+		cmd.Process.Kill()
+		cmd.Wait()
+	})
 	var addr string
+	var said []string
 	for lines := bufio.NewScanner(out); addr == "" && lines.Scan(); {
-		addr, _ = strings.CutPrefix(lines.Text(), "addr ")
+		said = append(said, lines.Text())
+		fmt.Sscanf(lines.Text(), "addr %s", &addr)
 	}
 	if _, _, err := identify(addr); err != nil {
-		t.Fatalf("the child's server does not live: %v", err)
+		t.Fatalf("the child's server does not live: %v\n%s", err, strings.Join(said, "\n"))
 	}
 	cmd.Process.Kill()
-	cmd.Wait()
 	eventually(t, "the orphan has gone", func() bool {
 		c, err := net.Dial("tcp", addr)
 		if err == nil {
@@ -62,4 +60,20 @@ func TestServerDiesWithItsTestProcess(t *testing.T) {
 		}
 		return err != nil
 	})
+}
+
+// onAThreadThatEnds returns the thread's id.
+func onAThreadThatEnds(f func()) int {
+	done := make(chan int)
+	go func() {
+		runtime.LockOSThread() // for good: the thread ends with the goroutine
+		tid := syscall.Gettid()
+		if tid == os.Getpid() { // but the main thread never ends: it waits here for another
+			tid = onAThreadThatEnds(f)
+		} else {
+			f()
+		}
+		done <- tid
+	}()
+	return <-done
 }

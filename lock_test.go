@@ -1,0 +1,600 @@
+package redismutex
+
+// This file answers: do whole clients keep the promises that time is part of?
+// Time is virtual: hours pass at once, and a lease ends to the nanosecond.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/alicebob/miniredis/v2"
+	"github.com/redis/go-redis/v9"
+	"github.com/redismutex/redismutex/internal/faultnet"
+	"github.com/redismutex/redismutex/internal/redistest"
+)
+
+func TestMain(m *testing.M) {
+	// Faults are injected by the dozen, and the tests of the log have their own.
+	SetLog(NopLog)
+	redis.SetLogger(silence{})
+	os.Exit(m.Run())
+}
+
+type silence struct{}
+
+func (silence) Printf(context.Context, string, ...any) {}
+
+// A world is a server in virtual time, and a way to it that fails on demand.
+type world struct {
+	*testing.T
+	m    *miniredis.Miniredis
+	link *faultnet.Link
+}
+
+func inBubble(t *testing.T, f func(w *world)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		m, _ := redistest.Mini(t)
+		w := &world{t, m, faultnet.New(redistest.MiniDial(m))}
+		f(w)
+		// Whatever goes on in the background must come to its end.
+		w.link.Hole(false, false)
+		w.link.Refuse(false)
+		w.link.SetDelay(0)
+		w.link.Cut()
+		time.Sleep(time.Minute)
+	})
+}
+
+// client is a process: another one with each call. The first argument is the
+// link to it, or nil for a way that does not fail.
+func (w *world) client(link *faultnet.Link, mutate ...func(*redis.Options)) *redis.Client {
+	return redistest.MiniClient(w, w.m, append(mutate, func(o *redis.Options) {
+		if link != nil {
+			o.Dialer = link.Dial
+		}
+	})...)
+}
+
+func (w *world) lock(m *RWMutex, write bool) *Lock {
+	w.Helper()
+	ask := m.RLockContext
+	if write {
+		ask = m.LockContext
+	}
+	l, err := ask(context.Background())
+	if err != nil {
+		w.Fatal(err)
+	}
+	return l
+}
+
+func (w *world) unlock(l *Lock) {
+	w.Helper()
+	if err := l.UnlockContext(context.Background()); err != nil {
+		w.Fatal(err)
+	}
+}
+
+// later locks in the background.
+func (w *world) later(m *RWMutex, write bool) <-chan *Lock {
+	c := make(chan *Lock, 1)
+	go func() { c <- w.lock(m, write) }()
+	synctest.Wait()
+	return c
+}
+
+func (w *world) pending(c <-chan *Lock) {
+	w.Helper()
+	synctest.Wait()
+	select {
+	case <-c:
+		w.Fatal("it has the lock already")
+	default:
+	}
+}
+
+func matches(err error, want error) string {
+	all := map[string]error{
+		"ErrLock": ErrLock, "ErrLockLost": ErrLockLost, "ErrUnlocked": ErrUnlocked, "ErrRedis": ErrRedis, "ErrNotLock": ErrNotLock,
+		"ErrInvalid": ErrInvalid, "context.Canceled": context.Canceled, "context.DeadlineExceeded": context.DeadlineExceeded,
+	}
+	for name, target := range all {
+		if errors.Is(err, target) != (target == want) {
+			return fmt.Sprintf("%q: matches %s: %v", err, name, target != want)
+		}
+	}
+	return ""
+}
+
+func (w *world) matches(err error, want error) {
+	w.Helper()
+	if problem := matches(err, want); problem != "" {
+		w.Error(problem)
+	}
+}
+
+// Promise 2.
+func TestLockRenewsItselfUntilUnlock(t *testing.T) {
+	for _, write := range []bool{true, false} {
+		inBubble(t, func(w *world) {
+			mutex, other := NewMutex(w.client(nil), "x"), NewMutex(w.client(nil), "x")
+			l := w.lock(mutex, write)
+			for range 60 {
+				time.Sleep(time.Minute)
+				if left := time.Until(l.Until()); left < DefaultTTL/4 || left > DefaultTTL || l.Err() != nil {
+					t.Fatalf("trusted for %v, %v", left, l.Err())
+				}
+			}
+			if _, err := other.TryLockContext(w.Context()); !errors.Is(err, ErrLock) {
+				t.Fatal(err)
+			}
+			w.unlock(l)
+			w.unlock(w.lock(other, true))
+		})
+	}
+}
+
+// Promise 2: cut off in whatever way, and at whatever moment, a lock's context
+// is done before the server lets anyone else in, and not much before.
+func TestContextIsDoneBeforeTheNextHolderBegins(t *testing.T) {
+	faults := map[string]func(*faultnet.Link){
+		"black hole":       func(l *faultnet.Link) { l.Hole(true, true) },
+		"requests vanish":  func(l *faultnet.Link) { l.Hole(true, false) },
+		"replies vanish":   func(l *faultnet.Link) { l.Hole(false, true) },
+		"refused":          func(l *faultnet.Link) { l.Refuse(true); l.Cut() },
+		"replies are slow": func(l *faultnet.Link) { l.SetDelay(time.Hour) },
+	}
+	for name, fault := range faults {
+		for _, write := range []bool{true, false} {
+			for _, at := range []time.Duration{0, 1900 * time.Millisecond, 1999 * time.Millisecond, 3 * time.Second} {
+				t.Run(fmt.Sprintf("%s/writer=%v/%v", name, write, at), func(t *testing.T) {
+					inBubble(t, func(w *world) {
+						l := w.lock(NewMutex(w.client(w.link), "x"), write)
+						time.Sleep(at)
+						next := w.later(NewMutex(w.client(nil), "x"), true)
+						cut := time.Now()
+						fault(w.link)
+						<-l.Done()
+						if lasted := time.Since(cut); lasted < DefaultTTL/2-DefaultTTL/16 || lasted > DefaultTTL {
+							t.Errorf("the lock lasted %v", lasted)
+						}
+						w.matches(context.Cause(l), ErrLockLost)
+						w.pending(next)
+						w.unlock(<-next)
+						w.matches(l.UnlockContext(context.Background()), ErrLockLost)
+					})
+				})
+			}
+		}
+	}
+}
+
+// Promise 2: a process that was stopped learns of the end of its lease from
+// Err, before any timer has fired.
+func TestErrKnowsTheTimeBeforeTheTimers(t *testing.T) {
+	inBubble(t, func(w *world) {
+		l := w.lock(NewMutex(w.client(nil), "x"), true)
+		l.stake.until.Store(int64(now())) // as if the time had passed in a stop
+		if err := l.Err(); err != context.Canceled {
+			t.Error(err)
+		}
+		w.matches(context.Cause(l), ErrLockLost)
+		w.matches(l.UnlockContext(context.Background()), ErrLockLost)
+	})
+}
+
+// A short outage is survived: errors are retried within the trust.
+func TestShortOutageLosesNothing(t *testing.T) {
+	inBubble(t, func(w *world) {
+		l := w.lock(NewMutex(w.client(w.link), "x"), true)
+		for range 10 {
+			w.link.Refuse(true)
+			w.link.Cut()
+			time.Sleep(DefaultTTL / 3)
+			w.link.Refuse(false)
+			time.Sleep(DefaultTTL / 2)
+		}
+		w.unlock(l)
+	})
+}
+
+// Promise 10: what ended a lock is its cause, and what depends on it ends.
+func TestUnlockEndsTheContextAndSaysSo(t *testing.T) {
+	inBubble(t, func(w *world) {
+		type key struct{}
+		parent := context.WithValue(context.Background(), key{}, "v")
+		l, err := NewMutex(w.client(nil), "x").LockContext(parent)
+		if err != nil {
+			t.Fatal(err)
+		}
+		child, cancel := context.WithTimeout(l, time.Hour)
+		defer cancel()
+		if _, ok := l.Deadline(); ok || l.Value(key{}) != "v" || l.Err() != nil || l.Key() != "x" {
+			t.Error(l.Value(key{}), l.Err(), l.Key())
+		}
+		w.unlock(l)
+		<-child.Done()
+		if context.Cause(l) != ErrUnlocked || context.Cause(child) != ErrUnlocked || l.Err() != context.Canceled {
+			t.Error(context.Cause(l), context.Cause(child), l.Err())
+		}
+		w.matches(l.UnlockContext(context.Background()), ErrUnlocked)
+		l.Unlock()
+	})
+}
+
+// The end of the parent ends the context, not the hold: what cleans up is still
+// protected. And Unlock works then.
+func TestHoldOutlivesItsParent(t *testing.T) {
+	inBubble(t, func(w *world) {
+		why := errors.New("why")
+		ctx, cancel := context.WithCancelCause(context.Background())
+		l, err := NewMutex(w.client(nil), "x").LockContext(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cancel(why)
+		if <-l.Done(); context.Cause(l) != why {
+			t.Error(context.Cause(l))
+		}
+		time.Sleep(time.Hour)
+		other := NewMutex(w.client(nil), "x")
+		_, err = other.TryLockContext(w.Context())
+		w.matches(err, ErrLock)
+		w.unlock(l)
+		w.unlock(w.lock(other, true))
+	})
+}
+
+// Promise 10: the server has forgotten it.
+func TestForgottenLockIsLostWithTheNextRenewal(t *testing.T) {
+	for _, write := range []bool{true, false} {
+		inBubble(t, func(w *world) {
+			l := w.lock(NewMutex(w.client(nil), "x"), write)
+			w.m.FlushAll()
+			start := time.Now()
+			<-l.Done()
+			if took := time.Since(start); took > DefaultTTL/2 {
+				t.Errorf("it took %v", took)
+			}
+			w.matches(context.Cause(l), ErrLockLost)
+			if !strings.Contains(context.Cause(l).Error(), `"x"`) {
+				t.Errorf("%q does not name the key", context.Cause(l))
+			}
+			l2 := w.lock(NewMutex(w.client(nil), "x"), write)
+			w.m.FlushAll()
+			w.matches(l2.UnlockContext(context.Background()), ErrLockLost)
+		})
+	}
+}
+
+// Promise 10.
+func TestErrorsOfTheCallersContext(t *testing.T) {
+	inBubble(t, func(w *world) {
+		mutex := NewMutex(w.client(nil), "x")
+		l := w.lock(NewMutex(w.client(nil), "x"), true)
+		defer l.Unlock()
+		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
+		defer cancel()
+		start := time.Now()
+		_, err := mutex.LockContext(ctx)
+		w.matches(err, context.DeadlineExceeded)
+		if took := time.Since(start); took != 3*time.Second {
+			t.Errorf("it took %v", took)
+		}
+		_, err = mutex.LockContext(ctx)
+		w.matches(err, context.DeadlineExceeded)
+		why := errors.New("why")
+		ctx2, cancel2 := context.WithCancelCause(context.Background())
+		cancel2(why)
+		if _, err = mutex.RLockContext(ctx2); !errors.Is(err, why) {
+			t.Error(err)
+		}
+		w.matches(err, context.Canceled)
+		if _, ok := mutex.Lock(WithContext(ctx)); ok {
+			t.Error("locked")
+		}
+		synctest.Wait()
+		if n := w.m.Exists("{x}:lock-intent"); n {
+			t.Error("an intent is left")
+		}
+	})
+}
+
+// Promise 10: an error of Redis is that, even if it is a time-out.
+func TestErrorsOfRedis(t *testing.T) {
+	inBubble(t, func(w *world) {
+		mutex := NewMutex(w.client(w.link), "x")
+		w.link.Refuse(true)
+		_, err := mutex.LockContext(w.Context())
+		w.matches(err, ErrRedis)
+		var op *net.OpError
+		if !errors.As(err, &op) {
+			t.Errorf("%v has no net.OpError", err)
+		}
+		_, err = mutex.TryRLockContext(w.Context())
+		w.matches(err, ErrRedis)
+		w.link.Refuse(false)
+		w.link.Hole(true, true)
+		_, err = mutex.LockContext(context.Background())
+		w.matches(err, ErrRedis)
+		w.link.Hole(false, false)
+		w.m.SetError("LOADING Redis is loading the dataset in memory")
+		_, err = mutex.LockContext(context.Background())
+		w.matches(err, ErrRedis)
+		w.m.SetError("")
+		w.unlock(w.lock(mutex, true))
+	})
+}
+
+// LockContext returns when its context does, although Redis does not answer;
+// and nothing comes of it later.
+func TestLockContextReturnsWithItsContext(t *testing.T) {
+	inBubble(t, func(w *world) {
+		mutex := NewMutex(w.client(w.link), "x")
+		w.unlock(w.lock(mutex, true))
+		release := w.link.HoldRequest(lockScript.digest.(string))
+		ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
+		defer cancel()
+		start := time.Now()
+		_, err := mutex.LockContext(ctx)
+		w.matches(err, context.DeadlineExceeded)
+		if took := time.Since(start); took != 200*time.Millisecond {
+			t.Errorf("it took %v", took)
+		}
+		synctest.Wait()
+		release() // the enter arrives after its own leave
+		synctest.Wait()
+		if w.m.Exists("x") {
+			t.Error("a ghost holds the lock")
+		}
+	})
+}
+
+// Promise 4: the reply is lost and go-redis sends the request again.
+func TestLostReplyIsHeldOnce(t *testing.T) {
+	for _, write := range []bool{true, false} {
+		inBubble(t, func(w *world) {
+			mutex := NewMutex(w.client(w.link), "x")
+			w.unlock(w.lock(mutex, write))
+			digest := rlockScript.digest.(string)
+			if write {
+				digest = lockScript.digest.(string)
+			}
+			w.link.LoseReply(digest, 2)
+			l := w.lock(mutex, write)
+			_, err := NewMutex(w.client(nil), "x").TryLockContext(w.Context())
+			w.matches(err, ErrLock)
+			w.unlock(l)
+			if w.m.Exists("x") {
+				t.Error("a ghost holds the lock")
+			}
+		})
+	}
+}
+
+// Promise 4: a copy of an enter that go-redis has sent again lands after the
+// lock was unlocked.
+func TestLateCopyOfAnEnterIsRefused(t *testing.T) {
+	inBubble(t, func(w *world) {
+		mutex := NewMutex(w.client(w.link, func(o *redis.Options) { o.ReadTimeout = 100 * time.Millisecond }), "x")
+		w.unlock(w.lock(mutex, true))
+		release := w.link.HoldRequest(lockScript.digest.(string))
+		l := w.lock(mutex, true) // by the second copy
+		w.unlock(l)
+		release()
+		synctest.Wait()
+		if w.m.Exists("x") {
+			t.Error("a ghost holds the lock")
+		}
+	})
+}
+
+// Unlock while a renewal is under way: nothing is lost, no key comes back.
+func TestUnlockRacesARenewal(t *testing.T) {
+	for _, write := range []bool{true, false} {
+		inBubble(t, func(w *world) {
+			l := w.lock(NewMutex(w.client(w.link), "x"), write)
+			release := w.link.HoldRequest(refreshScript.digest.(string))
+			time.Sleep(DefaultTTL/2 + time.Millisecond)
+			w.unlock(l)
+			release()
+			synctest.Wait()
+			if context.Cause(l) != ErrUnlocked || w.m.Exists("x") || w.m.Exists("{x}:lease") {
+				t.Error(context.Cause(l), w.m.Keys())
+			}
+		})
+	}
+}
+
+// An unlock that Redis does not confirm goes on in the background.
+func TestUnlockGoesOnAfterAnError(t *testing.T) {
+	inBubble(t, func(w *world) {
+		l := w.lock(NewMutex(w.client(w.link), "x"), true)
+		w.link.Refuse(true)
+		w.link.Cut()
+		w.matches(l.UnlockContext(context.Background()), ErrRedis)
+		w.link.Refuse(false)
+		start := time.Now()
+		w.unlock(w.lock(NewMutex(w.client(nil), "x"), true))
+		if took := time.Since(start); took > DefaultTTL/8 {
+			t.Errorf("the lock came free after %v", took)
+		}
+	})
+}
+
+// Promise 8.
+func TestNothingStays(t *testing.T) {
+	inBubble(t, func(w *world) {
+		dead := NewMutex(w.client(w.link), "x")
+		w.lock(dead, false)
+		waiter := make(chan error, 1)
+		ctx, cancel := context.WithCancel(context.Background())
+		go func() { _, err := dead.LockContext(ctx); waiter <- err }()
+		synctest.Wait()
+		w.link.Refuse(true)
+		w.link.Cut()
+		time.Sleep(DefaultTTL + time.Millisecond)
+		if keys := w.m.Keys(); fmt.Sprint(keys) != "[]" {
+			t.Errorf("%q are left", keys)
+		}
+		cancel()
+		<-waiter
+		l := w.lock(NewMutex(w.client(nil), "x"), true)
+		w.unlock(l)
+		if keys := w.m.Keys(); fmt.Sprint(keys) != "[{x}:token]" {
+			t.Errorf("%q are left", keys)
+		}
+		time.Sleep(24*time.Hour + time.Second)
+		if keys := w.m.Keys(); len(keys) != 0 {
+			t.Errorf("%q are left", keys)
+		}
+	})
+}
+
+// Mutexes with different TTLs: each keeps its own lease alive at its own pace.
+func TestMixedTTLs(t *testing.T) {
+	inBubble(t, func(w *world) {
+		rc := w.client(nil)
+		var locks []*Lock
+		for _, ttl := range []time.Duration{MinTTL, time.Second, time.Minute, MaxTTL} {
+			locks = append(locks, w.lock(NewMutex(rc, "x", WithTTL(ttl)), false))
+		}
+		time.Sleep(time.Minute)
+		for _, l := range locks {
+			w.unlock(l)
+		}
+	})
+}
+
+// Bad input gets an error that says what is wrong, from every call.
+func TestBadInputIsRefused(t *testing.T) {
+	inBubble(t, func(w *world) {
+		rc := w.client(nil)
+		var none *redis.Client
+		for want, m := range map[string]*RWMutex{
+			"nil client":       NewMutex(nil, "x"),
+			"nil client ":      NewMutex(none, "x"),
+			"empty name":       NewMutex(rc, ""),
+			`name "a}b"`:       NewMutex(rc, "a}b"),
+			`name "{}a"`:       NewMutex(rc, "{}a"),
+			`name "}a{b"`:      NewMutex(rc, "}a{b"),
+			"TTL 99ms":         NewMutex(rc, "x", WithTTL(99*time.Millisecond)),
+			"TTL -1s":          NewMutex(rc, "x", WithTTL(-time.Second)),
+			"TTL 0s":           NewMutex(rc, "x", WithTTL(0)),
+			"TTL 8760h0m0.001": NewMutex(rc, "x", WithTTL(MaxTTL+time.Millisecond)),
+			"exclude":          NewMutex(rc, "x", WithLockIntent(), WithReaderPriority()),
+			"nil logger":       NewMutex(rc, "x", WithLogger(nil)),
+			"nil option":       NewMutex(rc, "x", nil),
+			"NewMutex":         {},
+		} {
+			for _, call := range []func(context.Context, ...LockOption) (*Lock, error){
+				m.LockContext, m.RLockContext, m.TryLockContext, m.TryRLockContext,
+			} {
+				_, err := call(w.Context())
+				w.matches(err, ErrInvalid)
+				if !strings.Contains(err.Error(), strings.TrimSpace(want)) {
+					t.Errorf("%q does not say %q", err, want)
+				}
+			}
+			if _, ok := m.TryLock(); ok {
+				t.Error("locked")
+			}
+		}
+		m := NewMutex(rc, "x")
+		for want, o := range map[string]LockOption{
+			"empty key": WithKey(""), `"x:}"`: WithKey("}"), "nil context": WithContext(nil), "two contexts": WithContext(w.Context()), "nil option": nil,
+		} {
+			_, err := m.LockContext(w.Context(), o)
+			w.matches(err, ErrInvalid)
+			if !strings.Contains(err.Error(), want) {
+				t.Errorf("%q does not say %q", err, want)
+			}
+		}
+		_, err := m.LockContext(nil) //lint:ignore SA1012 that is what is tested
+		w.matches(err, ErrInvalid)
+		if len(w.m.Keys()) != 0 {
+			t.Errorf("bad input wrote %q", w.m.Keys())
+		}
+	})
+}
+
+// The plain calls report by bool, and their errors go to the log: the package's,
+// or the mutex's own.
+func TestPlainCallsLogTheirErrors(t *testing.T) {
+	inBubble(t, func(w *world) {
+		defer SetLog(NopLog)
+		var mu sync.Mutex
+		var lines []string
+		SetLog(func(format string, v ...any) {
+			mu.Lock()
+			defer mu.Unlock()
+			lines = append(lines, fmt.Sprintf(format, v...))
+		})
+		held := w.lock(NewMutex(w.client(nil), "x"), true)
+		rc := w.client(w.link)
+		if _, ok := NewMutex(rc, "x").TryLock(); ok {
+			t.Error("locked")
+		}
+		if len(lines) != 0 {
+			t.Errorf("that it is held is no error: %q", lines)
+		}
+		w.unlock(held)
+		w.link.Refuse(true)
+		w.link.Cut()
+		if _, ok := NewMutex(rc, "x").Lock(); ok {
+			t.Error("locked")
+		}
+		if len(lines) != 1 || !strings.HasPrefix(lines[0], "[ERROR] redismutex: ") || !strings.Contains(lines[0], `"x"`) {
+			t.Errorf("%q", lines)
+		}
+		var own strings.Builder
+		logger := slog.New(slog.NewTextHandler(&own, nil))
+		if _, ok := NewMutex(rc, "x", WithLogger(logger)).RLock(); ok {
+			t.Error("locked")
+		}
+		if len(lines) != 1 || !strings.Contains(own.String(), "level=ERROR") {
+			t.Errorf("%q, %q", lines, own.String())
+		}
+		SetLog(nil)
+		NewMutex(rc, "x").RLock()
+		_ = io.Discard
+	})
+}
+
+// Names: the derived keys are in the slot of the lock's key.
+func TestDerivedKeysShareTheSlot(t *testing.T) {
+	for _, name := range []string{"x", "a b", "замок", "a\x00b", strings.Repeat("k", 10_000), "{tag}x", "x{tag}", "{", "a{b", "{{b}", "{a}}b{c}"} {
+		k, err := newKeys(name)
+		if err != nil {
+			t.Errorf("%.20q: %v", name, err)
+			continue
+		}
+		for _, key := range []string{k.intents, k.leases, k.token} {
+			if hashed(key) != hashed(name) || key == name {
+				t.Errorf("%.20q and %.20q differ in their slot", name, key)
+			}
+		}
+	}
+}
+
+// hashed is the part of a key that its slot is computed from, by the words of
+// the Cluster specification.
+func hashed(key string) string {
+	if open := strings.IndexByte(key, '{'); open >= 0 {
+		if length := strings.IndexByte(key[open+1:], '}'); length > 0 {
+			return key[open+1 : open+1+length]
+		}
+	}
+	return key
+}

@@ -1,0 +1,5 @@
+//go:build race
+
+package redismutex
+
+const raceEnabled = true

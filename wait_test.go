@@ -1,0 +1,504 @@
+package redismutex
+
+// This file answers: does a waiter get its lock, once, and in time, whatever
+// becomes of messages, replies and connections? Time is virtual.
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redismutex/redismutex/internal/faultnet"
+	"github.com/redismutex/redismutex/internal/mailbox"
+	"github.com/redismutex/redismutex/internal/redistest"
+)
+
+// got waits for a lock, and says how long it took.
+func (w *world) got(c <-chan *Lock) (*Lock, time.Duration) {
+	start := time.Now()
+	l := <-c
+	return l, time.Since(start)
+}
+
+// Promises 5 and 7: the waiter has it at once, not at the end of a lease.
+func TestUnlockWakesTheWaiter(t *testing.T) {
+	inBubble(t, func(w *world) {
+		holder := w.lock(NewMutex(w.client(nil), "x"), true)
+		next := w.later(NewMutex(w.client(nil), "x"), true)
+		time.Sleep(100 * time.Millisecond)
+		w.unlock(holder)
+		l, took := w.got(next)
+		if took != 0 {
+			t.Errorf("it took %v", took)
+		}
+		if l.Token() <= holder.Token() {
+			t.Errorf("token %d after %d", l.Token(), holder.Token())
+		}
+		w.unlock(l)
+	})
+}
+
+// Promise 6.
+func TestWaitersAreServedInOrder(t *testing.T) {
+	inBubble(t, func(w *world) {
+		holder := w.lock(NewMutex(w.client(nil), "x"), true)
+		var waiters []<-chan *Lock
+		for range 20 {
+			waiters = append(waiters, w.later(NewMutex(w.client(nil), "x"), true))
+		}
+		w.unlock(holder)
+		for i, c := range waiters {
+			synctest.Wait()
+			for _, other := range waiters[i+1:] {
+				if len(other) != 0 {
+					t.Fatal("served before its turn")
+				}
+			}
+			l, took := w.got(c)
+			if took != 0 {
+				t.Errorf("waiter %d took %v", i, took)
+			}
+			w.unlock(l)
+		}
+	})
+}
+
+// A waiter keeps its place for as long as it waits.
+func TestWaiterKeepsItsPlace(t *testing.T) {
+	inBubble(t, func(w *world) {
+		holder := w.lock(NewMutex(w.client(nil), "x", WithTTL(time.Minute)), true)
+		first := w.later(NewMutex(w.client(nil), "x", WithTTL(time.Second)), true)
+		second := w.later(NewMutex(w.client(nil), "x"), true)
+		time.Sleep(time.Hour)
+		w.unlock(holder)
+		l, took := w.got(first)
+		w.pending(second)
+		if took != 0 {
+			t.Errorf("it took %v", took)
+		}
+		w.unlock(l)
+		w.unlock(<-second)
+	})
+}
+
+// Promises 3 and 5: a crashed holder, or a crashed waiter, stands in the way no
+// longer than its lease, although nobody is there to hand on.
+func TestDeadParticipantsStandInTheWayNoLongerThanTheirLease(t *testing.T) {
+	for _, write := range []bool{true, false} {
+		inBubble(t, func(w *world) {
+			const short = time.Second
+			// The holder dies now.
+			w.lock(NewMutex(w.client(w.link), "x", WithTTL(short)), write)
+			w.link.Refuse(true)
+			w.link.Cut()
+			start := time.Now()
+			// A waiter dies while it waits, and so holds for the rest of its lease.
+			link := faultnet.New(redistest.MiniDial(w.m))
+			dead := NewMutex(w.client(link), "x", WithTTL(short))
+			ctx, cancel := context.WithCancel(context.Background())
+			done := make(chan struct{})
+			go func() { defer close(done); _, _ = dead.LockContext(ctx) }()
+			synctest.Wait()
+			link.Refuse(true)
+			link.Cut()
+			next := w.later(NewMutex(w.client(nil), "x"), true)
+			w.unlock(<-next)
+			if took := time.Since(start); took > short+10*time.Millisecond {
+				t.Errorf("writer=%v: it took %v", write, took)
+			}
+			cancel()
+			<-done
+			link.Refuse(false)
+		})
+	}
+}
+
+// Promise 7: a lost message costs half a TTL at the most.
+func TestLostMessageCostsTimeOnly(t *testing.T) {
+	inBubble(t, func(w *world) {
+		holder := w.lock(NewMutex(w.client(nil), "x"), true)
+		mutex := NewMutex(w.client(nil), "x")
+		next := w.later(mutex, true)
+		// The message finds nobody: as if it had been lost.
+		box := mutex.ep.box
+		n := mutex.ep.ids.Load()
+		box.Leave(n)
+		w.unlock(holder)
+		l, took := w.got(next)
+		if took > DefaultTTL/2 {
+			t.Errorf("it took %v", took)
+		}
+		w.unlock(l)
+	})
+}
+
+// When the subscription comes back, every waiter looks, once and at once.
+func TestWaitersLookWhenTheSubscriptionIsBack(t *testing.T) {
+	inBubble(t, func(w *world) {
+		holder := w.lock(NewMutex(w.client(nil), "x"), true)
+		mutex := NewMutex(w.client(w.link), "x")
+		next := w.later(mutex, true)
+		// The link goes down, the lock comes free meanwhile, and the message
+		// with it is lost.
+		w.link.Refuse(true)
+		w.link.Cut()
+		synctest.Wait()
+		w.unlock(holder)
+		w.pending(next)
+		w.link.Refuse(false)
+		l, took := w.got(next)
+		if took > 100*time.Millisecond {
+			t.Errorf("it took %v", took)
+		}
+		w.unlock(l)
+	})
+}
+
+// A subscription that is dead but not closed is noticed, and meanwhile the
+// waiter's own keep finds the lock within half a TTL.
+func TestBlackHoledSubscriptionDelaysByHalfATTL(t *testing.T) {
+	inBubble(t, func(w *world) {
+		holder := w.lock(NewMutex(w.client(nil), "x"), true)
+		mutex := NewMutex(w.client(w.link), "x")
+		next := w.later(mutex, true)
+		w.link.Hole(true, true)
+		w.link.Hole(false, false) // old connections stay silent, new ones work
+		w.unlock(holder)
+		l, took := w.got(next)
+		if took > DefaultTTL {
+			t.Errorf("it took %v", took)
+		}
+		w.unlock(l)
+	})
+}
+
+// A client that cannot subscribe looks, at first often, then less so.
+func TestClientThatCannotSubscribeLooks(t *testing.T) {
+	inBubble(t, func(w *world) {
+		holder := w.lock(NewMutex(w.client(nil), "x"), true)
+		looks := &counter{}
+		rc := w.client(nil)
+		rc.AddHook(looks)
+		next := w.later(NewMutex(scripterOnly{rc}, "x"), true)
+		time.Sleep(10 * time.Minute)
+		if n, _ := looks.reset(); n > 5*600 || n < 600 {
+			t.Errorf("%d looks in 10 minutes", n)
+		}
+		w.unlock(holder)
+		l, took := w.got(next)
+		if took > maxPause {
+			t.Errorf("it took %v", took)
+		}
+		time.Sleep(10 * time.Minute)
+		w.unlock(l)
+	})
+}
+
+// scripterOnly is no more than a Scripter.
+type scripterOnly struct{ redis.Scripter }
+
+// A grant that crosses a cancellation is passed on.
+func TestGrantThatCrossesACancellationIsPassedOn(t *testing.T) {
+	inBubble(t, func(w *world) {
+		holder := w.lock(NewMutex(w.client(nil), "x"), true)
+		ctx, cancel := context.WithCancel(context.Background())
+		errs := make(chan error)
+		first := NewMutex(w.client(w.link), "x")
+		go func() { _, err := first.LockContext(ctx); errs <- err }()
+		synctest.Wait()
+		second := w.later(NewMutex(w.client(nil), "x"), true)
+		first.ep.box.Leave(first.ep.ids.Load()) // the message does not get through
+		w.unlock(holder)
+		cancel()
+		w.matches(<-errs, context.Canceled)
+		l, took := w.got(second)
+		if took > 10*time.Millisecond {
+			t.Errorf("it took %v", took)
+		}
+		w.unlock(l)
+	})
+}
+
+// A cancelled waiter stands in nobody's way after one script call.
+func TestCancelledWaiterStandsInNobodysWay(t *testing.T) {
+	inBubble(t, func(w *world) {
+		reader := w.lock(NewMutex(w.client(nil), "x"), false)
+		ctx, cancel := context.WithCancel(context.Background())
+		errs := make(chan error)
+		mutex := NewMutex(w.client(nil), "x")
+		go func() { _, err := mutex.LockContext(ctx); errs <- err }()
+		synctest.Wait()
+		other := w.later(NewMutex(w.client(nil), "x"), false)
+		w.pending(other)
+		cancel()
+		<-errs
+		l, took := w.got(other)
+		if took != 0 {
+			t.Errorf("it took %v", took)
+		}
+		w.unlock(l)
+		w.unlock(reader)
+	})
+}
+
+// The rule: without an acknowledgement within a TTL the id is void. A message
+// for it means nothing, and the waiter stands in the queue under a new one.
+func TestVoidIDIsNotGranted(t *testing.T) {
+	inBubble(t, func(w *world) {
+		holder := w.lock(NewMutex(w.client(nil), "x"), true)
+		mutex := NewMutex(w.client(w.link), "x")
+		ctx, cancel := context.WithTimeout(context.Background(), time.Hour)
+		defer cancel()
+		got := make(chan *Lock)
+		go func() { l, _ := mutex.LockContext(ctx); got <- l }()
+		synctest.Wait()
+		first := mutex.ep.ids.Load()
+		w.link.Hole(true, true)
+		time.Sleep(2 * DefaultTTL)
+		mutex.ep.box.Leave(0) // (nobody)
+		w.link.Hole(false, false)
+		time.Sleep(2 * DefaultTTL)
+		if mutex.ep.ids.Load() == first {
+			t.Error("the old id still stands")
+		}
+		w.unlock(holder)
+		l := <-got
+		if l == nil || strings.HasSuffix(l.ID(), fmt.Sprint(":", first)) {
+			t.Errorf("%v", l)
+		}
+		if _, err := NewMutex(w.client(nil), "x").TryLockContext(w.Context()); err == nil {
+			t.Error("two holders")
+		}
+		w.unlock(l)
+	})
+}
+
+// The rule: an enter that is answered after a TTL is void, too, also if the
+// answer is a grant.
+func TestEnterAnsweredTooLateGivesNoLock(t *testing.T) {
+	inBubble(t, func(w *world) {
+		mutex := NewMutex(w.client(w.link, func(o *redis.Options) { o.ReadTimeout = time.Hour }), "x")
+		w.unlock(w.lock(mutex, true))
+		for _, try := range []bool{true, false} {
+			before := mutex.ep.ids.Load()
+			release := w.link.HoldReply(lockScript.digest.(string))
+			type result struct {
+				l   *Lock
+				err error
+			}
+			got := make(chan result)
+			ask := mutex.LockContext
+			if try {
+				ask = mutex.TryLockContext
+			}
+			go func() { l, err := ask(context.Background()); got <- result{l, err} }()
+			time.Sleep(2 * DefaultTTL)
+			release()
+			r := <-got
+			if try {
+				w.matches(r.err, ErrRedis)
+				continue
+			}
+			if r.err != nil || strings.HasSuffix(r.l.ID(), fmt.Sprint(":", before+1)) {
+				t.Fatal(r.l, r.err)
+			}
+			w.unlock(r.l)
+		}
+	})
+}
+
+// The rule: a "waiting" that arrives after the grant never demotes it. Only
+// "gone" means lost.
+func TestOldWaitingDoesNotDemoteAGrant(t *testing.T) {
+	inBubble(t, func(w *world) {
+		holder := w.lock(NewMutex(w.client(nil), "x"), true)
+		next := w.later(NewMutex(w.client(w.link), "x"), true)
+		release := w.link.HoldReply(refreshScript.digest.(string))
+		time.Sleep(DefaultTTL/2 + time.Millisecond) // its keep is answered, but the answer held back
+		w.unlock(holder)
+		l, _ := w.got(next)
+		release()
+		synctest.Wait()
+		time.Sleep(time.Minute)
+		if l.Err() != nil {
+			t.Error(context.Cause(l))
+		}
+		w.unlock(l)
+	})
+}
+
+// A grant message that overtakes the reply to the enter is remembered.
+func TestMessageThatOvertakesTheReplyIsRemembered(t *testing.T) {
+	inBubble(t, func(w *world) {
+		holder := w.lock(NewMutex(w.client(nil), "x"), true)
+		mutex := NewMutex(w.client(w.link), "x")
+		// Open the mailbox with somebody else's wait.
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Millisecond)
+		defer cancel()
+		_, _ = mutex.LockContext(ctx)
+		release := w.link.HoldReply("join:")
+		next := w.later(mutex, true)
+		w.unlock(holder)
+		w.pending(next)
+		release()
+		l, took := w.got(next)
+		if took != 0 {
+			t.Errorf("it took %v", took)
+		}
+		w.unlock(l)
+	})
+}
+
+// Promise 2: a grant runs with the lease that the waiter had. With little of it
+// left, the lock is kept before it is given.
+func TestGrantedLockHasTrustLeft(t *testing.T) {
+	inBubble(t, func(w *world) {
+		for at := time.Duration(0); at < 2*DefaultTTL; at += DefaultTTL / 16 {
+			holder := w.lock(NewMutex(w.client(nil), "x", WithTTL(time.Hour)), true)
+			next := w.later(NewMutex(w.client(w.link), "x"), true)
+			time.Sleep(at)
+			w.link.Cut() // the subscription comes back late, and so does the message
+			w.unlock(holder)
+			l, _ := w.got(next)
+			if left := time.Until(l.Until()); left < DefaultTTL/4 {
+				t.Errorf("after %v of waiting it is trusted for %v", at, left)
+			}
+			w.unlock(l)
+		}
+	})
+}
+
+// A grant message that comes when its lease has ended gives nobody a lock.
+func TestStaleMessageGivesNobodyALock(t *testing.T) {
+	inBubble(t, func(w *world) {
+		mutex := NewMutex(w.client(nil), "x")
+		l := mutex.newLock(request{keys: mutex.keys, write: true})
+		waiter := &waiter{lock: l, signal: make(chan struct{}, 1)}
+		mutex.ep.keeper.add(&l.stake, standing, waiter, now(), reply{status: waiting, value: 1e9})
+		mutex.ep.keeper.remove(&l.stake)
+		time.Sleep(DefaultTTL)
+		waiter.Granted(7)
+		if got, _ := waiter.check(request{ctx: context.Background()}); got {
+			t.Error("it has the lock")
+		}
+	})
+}
+
+// Errors while waiting: the first attempt's is returned; later ones are logged,
+// and the waiter goes on.
+func TestWaiterOutlivesErrors(t *testing.T) {
+	inBubble(t, func(w *world) {
+		holder := w.lock(NewMutex(w.client(nil), "x", WithTTL(time.Hour)), true)
+		next := w.later(NewMutex(w.client(w.link), "x"), true)
+		for range 5 {
+			w.link.Refuse(true)
+			w.link.Cut()
+			time.Sleep(time.Minute)
+			w.link.Refuse(false)
+			time.Sleep(time.Minute)
+		}
+		w.m.FlushAll() // it has restarted empty
+		l, took := w.got(next)
+		if took > 2*DefaultTTL {
+			t.Errorf("it took %v", took)
+		}
+		w.unlock(l)
+		w.matches(holder.UnlockContext(w.Context()), ErrLockLost)
+	})
+}
+
+// The mailbox is one connection for all mutexes on a client, opened on first
+// need, and closed when idle.
+func TestMailboxIsSharedAndClosesWhenIdle(t *testing.T) {
+	inBubble(t, func(w *world) {
+		rc, other := w.client(nil), w.client(nil)
+		subscribed := func() int { return len(w.m.PubSubChannels("")) }
+		w.unlock(w.lock(NewMutex(rc, "x"), true))
+		if n := subscribed(); n != 0 {
+			t.Errorf("%d channels without a wait", n)
+		}
+		var holders []*Lock
+		var waiters []<-chan *Lock
+		for i := range 200 {
+			name := fmt.Sprint("x", i)
+			holders = append(holders, w.lock(NewMutex(other, name), true))
+			waiters = append(waiters, w.later(NewMutex(rc, name), true))
+		}
+		if n := subscribed(); n != 1 {
+			t.Errorf("%d channels for 200 mutexes on a client", n)
+		}
+		for i, holder := range holders {
+			w.unlock(holder)
+			w.unlock(<-waiters[i])
+		}
+		time.Sleep(time.Minute)
+		if n := subscribed(); n != 0 {
+			t.Errorf("%d channels when idle", n)
+		}
+	})
+}
+
+// Whatever is published on a mailbox's channel, only a grant is taken for one.
+func TestMessagesThatAreNoGrants(t *testing.T) {
+	inBubble(t, func(w *world) {
+		rc := w.client(nil)
+		holder := w.lock(NewMutex(rc, "x"), true)
+		mutex := NewMutex(rc, "x")
+		next := w.later(mutex, true)
+		n := mutex.ep.ids.Load()
+		for _, message := range []string{
+			"", " ", "x", "1", "-1 2", fmt.Sprint("x ", n), fmt.Sprint("1  ", n), fmt.Sprint("1 -", n), fmt.Sprint("1 0", n, "x"),
+			fmt.Sprint("1 ", n+1), "99999999999999999999999 1", "1 99999999999999999999999",
+		} {
+			rc.Publish(w.Context(), mutex.ep.box.Name(), message)
+			w.pending(next)
+		}
+		w.unlock(holder)
+		w.unlock(<-next)
+	})
+}
+
+var _ mailbox.Waiter = (*waiter)(nil)
+
+// A counter counts what is sent: commands, and the round trips they take.
+type counter struct {
+	mu    sync.Mutex
+	n     int // commands
+	trips int
+}
+
+func (c *counter) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (c *counter) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		c.count(cmd)
+		return next(ctx, cmd)
+	}
+}
+func (c *counter) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		c.count(cmds...)
+		return next(ctx, cmds)
+	}
+}
+func (c *counter) count(cmds ...redis.Cmder) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, cmd := range cmds {
+		if name := cmd.Name(); name != "hello" && name != "client" { // those make a connection
+			c.n++
+		}
+	}
+	c.trips++
+}
+func (c *counter) reset() (commands, trips int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	commands, trips = c.n, c.trips
+	c.n, c.trips = 0, 0
+	return commands, trips
+}
