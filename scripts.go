@@ -9,6 +9,7 @@ import (
 	"embed"
 	"encoding/hex"
 	"fmt"
+	"regexp"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
@@ -32,10 +33,13 @@ type script struct {
 	short  status // what an integer, the value if it is not 1, says in place of a whole reply
 }
 
-const includePrelude = "-- include prelude.lua\n"
+// include matches the line where a script puts in another one.
+var include = regexp.MustCompile(`(?m)^-- include (\w+)\.lua$`)
 
 func load(verb string, short status) *script {
-	source := strings.Replace(mustRead(verb), includePrelude, mustRead("prelude"), 1)
+	source := include.ReplaceAllStringFunc(mustRead(verb), func(line string) string {
+		return mustRead(include.FindStringSubmatch(line)[1])
+	})
 	digest := sha1.Sum([]byte(source))
 	return &script{source: source, digest: hex.EncodeToString(digest[:]), short: short}
 }

@@ -27,6 +27,9 @@ if redis.call('EXISTS', KEYS[2], KEYS[3]) == 0
 end
 
 local mine = false
+
 -- include prelude.lua
+-- include standing.lua
+-- include enter.lua
 
 return enter('w', ARGV[1], ARGV[2], ARGV[3])

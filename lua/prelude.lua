@@ -1,7 +1,7 @@
 -- prelude.lua: what the four verbs share. Who holds, who waits, whose lease
--- has ended, who is next? It stands where a verb includes it, behind that
--- verb's fast path, and leaves enter, keep and leave to end the verb with. It
--- expects a local, mine: whether the caller is known to be the writer.
+-- has ended, who is next? It stands where a verb includes it: the verb's fast
+-- path before it, the slow path behind it. It expects a local, mine: whether
+-- the caller is known to be the writer.
 --
 -- The keys, all in one slot, each with a TTL:
 --   HOLDER   string = the writer's id, its TTL the writer's lease;
@@ -73,16 +73,6 @@ local function lives(ends)
 	return ends and tonumber(ends) > now
 end
 
-local function writes(id)
-	return mine or held == 'string' and redis.call('GET', HOLDER) == id
-end
-
--- ours tells a counter of ours, or none, from somebody's data: ours start at
--- the server's clock.
-local function ours(counter)
-	return not counter or counter == '1' or (tonumber(counter) or 0) >= FLOOR
-end
-
 -- seeded is n, the counter's value, unless the counter has just been made:
 -- then it starts at the server's clock.
 local function seeded(n)
@@ -91,11 +81,6 @@ local function seeded(n)
 		redis.call('SET', TOKEN, digits(n), 'PX', RETENTION)
 	end
 	return n
-end
-
--- token is the token of the writer in place, whose counter may have expired.
-local function token()
-	return seeded(tonumber(redis.call('GET', TOKEN) or 1))
 end
 
 -- next_token is the token of a new writer.
@@ -236,134 +221,4 @@ local function settle()
 		end
 	end
 	news = nil
-end
-
--- in_front is how long, in ms, the lease in front of an intent lasts: that of
--- the intent before it or, for the head, that of the holder who is the first to
--- go.
-local function in_front(before)
-	local ends = nil
-	if before then
-		ends = redis.call('ZSCORE', LEASES, string.sub(before, 2))
-	elseif held == 'set' then
-		ends = redis.call('ZRANGE', LEASES, 0, 0, 'WITHSCORES')[2]
-	else
-		return math.max(redis.call('PTTL', HOLDER), 0)
-	end
-	return math.max((tonumber(ends) or now) - now, 0)
-end
-
--- standing says what id is, holder or waiter, or nil where it is neither.
-local function standing(kind, id)
-	if writes(id) then
-		return reply(GRANTED, token())
-	end
-	if lives(redis.call('ZSCORE', LEASES, id)) then
-		if held == 'set' and redis.call('SISMEMBER', HOLDER, id) == 1 then
-			return reply(GRANTED)
-		end
-		local place = redis.call('ZRANK', INTENTS, kind .. id)
-		if place then
-			local before = place > 0 and redis.call('ZRANGE', INTENTS, place - 1, place - 1)[1]
-			return reply(WAITING, in_front(before))
-		end
-	end
-end
-
--- foreign says what is wrong with the holder key, or with the counter that a
--- writer will need. A set of ours has leases.
-local function foreign(kind)
-	local alien = held ~= 'none' and (redis.call('PTTL', HOLDER) == -1
-		or held == 'set' and redis.call('EXISTS', LEASES) == 0
-		or held ~= 'set' and held ~= 'string')
-	return alien and held
-		or held ~= 'string' and kind == 'w' and not ours(redis.pcall('GET', TOKEN)) and 'token'
-end
-
--- behind returns the rank behind everyone of a class, so that neither a tie nor
--- a clock that steps back reorders them, and who waits right before it.
-local function behind(class)
-	local last = redis.call('ZRANGE', INTENTS, -1, -1, 'WITHSCORES')
-	if last[1] and class < 0 and tonumber(last[2]) >= 0 then
-		last = redis.call('ZREVRANGEBYSCORE', INTENTS, '(0', '-inf', 'WITHSCORES', 'LIMIT', 0, 1)
-	end
-	return math.max(us + class, (tonumber(last[2]) or class) + 1), last[1]
-end
-
--- enter: granted if it fits and nobody who waits ranks before it. A try that
--- is not granted leaves nothing; anyone else joins. An id enters once: what is
--- in place already is said again.
-local function enter(kind, id, ttl, how)
-	local alien = foreign(kind)
-	if alien then
-		return reply(FOREIGN, alien)
-	end
-	settle()
-	if redis.call('ZSCORE', LEASES, '-' .. id) then
-		return reply(BURIED)
-	end
-	local already = standing(kind, id)
-	if already then
-		return already
-	end
-	local rank, before = behind(string.sub(how, -1) == '1' and -SPAN or 0)
-	local ends = digits(now + ttl)
-	if not before and (held == 'none' or held == 'set' and kind == 'r') then
-		if kind == 'w' then
-			redis.call('SET', HOLDER, id, 'PX', ttl)
-			return reply(GRANTED, next_token())
-		end
-		redis.call('ZADD', LEASES, ends, id)
-		redis.call('SADD', HOLDER, id)
-		held = 'set'
-		expire()
-		return reply(GRANTED)
-	end
-	if string.sub(how, 1, 3) == 'try' then
-		return reply(BUSY)
-	end
-	redis.call('ZADD', INTENTS, digits(rank), kind .. id)
-	redis.call('ZADD', LEASES, ends, id)
-	expire()
-	return reply(WAITING, in_front(before))
-end
-
--- keep extends the lease of id if it is still alive, drops whoever's has ended
--- and settles, whatever the answer, then says how id stands.
-local function keep(id, ttl, kind)
-	if writes(id) then
-		redis.call('PEXPIRE', HOLDER, ttl)
-	elseif lives(redis.call('ZSCORE', LEASES, id)) then
-		redis.call('ZADD', LEASES, digits(now + ttl), id)
-		shorter = true
-	end
-	drop()
-	settle()
-	return standing(kind, id) or reply(GONE)
-end
-
--- leave takes id out of wherever it is and hands on what that frees. A
--- tombstone lasts for that many ms.
-local function leave(id, kind, tombstone)
-	local status = GONE
-	if writes(id) then
-		redis.call('DEL', HOLDER)
-		mine, held, status = false, 'none', LEFT
-	else
-		if lives(redis.call('ZSCORE', LEASES, id)) then
-			status = LEFT
-		end
-		shorter = redis.call('ZREM', LEASES, id) == 1
-		redis.call('ZREM', INTENTS, kind .. id)
-		if held == 'set' and redis.call('SREM', HOLDER, id) == 1 then
-			held = redis.call('TYPE', HOLDER).ok
-		end
-	end
-	if tombstone then
-		redis.call('ZADD', LEASES, digits(now + tombstone), '-' .. id)
-		drop()
-		shorter = true
-	end
-	settle()
-	return reply(status)
 end

@@ -6,8 +6,8 @@
 --       do not exist.
 -- ARGV  1 id, 2 ttl in ms, 3 kind: "w" or "r" (only with all the keys)
 -- Reply with the holder alone: 1 held, 0 not held as a writer;
---       else the array {status, value, flags} of prelude.lua: granted, waiting
---       or gone. It never enters anyone.
+--       else as of prelude.lua: granted, waiting or gone. It never enters
+--       anyone.
 
 if #KEYS == 1 then
 	if redis.pcall('GET', KEYS[1]) == ARGV[1] then
@@ -17,6 +17,20 @@ if #KEYS == 1 then
 end
 
 local mine = false
--- include prelude.lua
 
-return keep(ARGV[1], ARGV[2], ARGV[3])
+-- include prelude.lua
+-- include standing.lua
+
+-- The lease is extended if it is still alive. Whatever the answer, whoever's
+-- lease has ended goes, and what is free is handed on; only then it is said how
+-- the id stands, since that may have made it the holder.
+local id, ttl, kind = ARGV[1], ARGV[2], ARGV[3]
+if writes(id) then
+	redis.call('PEXPIRE', HOLDER, ttl)
+elseif lives(redis.call('ZSCORE', LEASES, id)) then
+	redis.call('ZADD', LEASES, digits(now + ttl), id)
+	shorter = true
+end
+drop()
+settle()
+return standing(kind, id)

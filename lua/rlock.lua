@@ -2,10 +2,12 @@
 --
 -- KEYS  1 holder, 2 intents, 3 leases, 4 token
 -- ARGV  1 id, 2 ttl in ms, 3 how: as in lock.lua
--- Reply the array {status, value, flags} of prelude.lua: granted, waiting,
---       busy, buried or foreign.
+-- Reply as of prelude.lua: granted, waiting, busy, buried or foreign.
 
 local mine = false
+
 -- include prelude.lua
+-- include standing.lua
+-- include enter.lua
 
 return enter('r', ARGV[1], ARGV[2], ARGV[3])

@@ -1,0 +1,68 @@
+-- enter.lua: what the two verbs that enter share, behind the prelude and
+-- standing.lua.
+
+-- ours tells a counter of ours, or none, from somebody's data: ours start at
+-- the server's clock.
+local function ours(counter)
+	return not counter or counter == '1' or (tonumber(counter) or 0) >= FLOOR
+end
+
+-- foreign says what is wrong with the holder key, or with the counter that a
+-- writer will need. A set of ours has leases.
+local function foreign(kind)
+	local alien = held ~= 'none' and (redis.call('PTTL', HOLDER) == -1
+		or held == 'set' and redis.call('EXISTS', LEASES) == 0
+		or held ~= 'set' and held ~= 'string')
+	return alien and held
+		or held ~= 'string' and kind == 'w' and not ours(redis.pcall('GET', TOKEN)) and 'token'
+end
+
+-- behind returns the rank behind everyone of a class, so that neither a tie nor
+-- a clock that steps back reorders them, and who waits right before it.
+local function behind(class)
+	local last = redis.call('ZRANGE', INTENTS, -1, -1, 'WITHSCORES')
+	if last[1] and class < 0 and tonumber(last[2]) >= 0 then
+		last = redis.call('ZREVRANGEBYSCORE', INTENTS, '(0', '-inf', 'WITHSCORES', 'LIMIT', 0, 1)
+	end
+	return math.max(us + class, (tonumber(last[2]) or class) + 1), last[1]
+end
+
+-- enter: granted if it fits and nobody who waits ranks before it. A try that
+-- is not granted leaves nothing; anyone else joins. An id enters once: what is
+-- in place already is said again.
+local function enter(kind, id, ttl, how)
+	local alien = foreign(kind)
+	if alien then
+		return reply(FOREIGN, alien)
+	end
+	settle()
+	if redis.call('ZSCORE', LEASES, '-' .. id) then
+		return reply(BURIED)
+	end
+	local already = holding(id)
+	if already then
+		return already
+	end
+	local rank, before = behind(string.sub(how, -1) == '1' and -SPAN or 0)
+	local ends = digits(now + ttl)
+	if not before and (held == 'none' or held == 'set' and kind == 'r') then
+		if kind == 'w' then
+			redis.call('SET', HOLDER, id, 'PX', ttl)
+			return reply(GRANTED, next_token())
+		end
+		redis.call('ZADD', LEASES, ends, id)
+		redis.call('SADD', HOLDER, id)
+		held = 'set'
+		expire()
+		return reply(GRANTED)
+	end
+	if string.sub(how, 1, 3) == 'try' then
+		return reply(BUSY)
+	end
+	if redis.call('ZADD', INTENTS, 'NX', digits(rank), kind .. id) == 0 then
+		return standing(kind, id)
+	end
+	redis.call('ZADD', LEASES, ends, id)
+	expire()
+	return reply(WAITING, in_front(before))
+end
