@@ -10,8 +10,9 @@ package redismutex_test
 import (
 	"context"
 	"fmt"
-	"math"
+	"runtime"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -42,21 +43,13 @@ func BenchmarkUncontended(b *testing.B) {
 			m := redismutex.NewMutex(rc, "bench")
 			floor := func(i int) {
 				id := fmt.Sprint("some-random-id-of-a-lock-", i)
-				if ok, err := rc.SetNX(ctx, "floor", id, 4*time.Second).Result(); err != nil || !ok {
-					b.Fatal(ok, err)
-				}
-				if n, err := compareAndDelete.Run(ctx, rc, []string{"floor"}, id).Int(); err != nil || n != 1 {
-					b.Fatal(n, err)
-				}
+				must(b, rc.SetNX(ctx, "floor", id, 4*time.Second).Err())
+				must(b, compareAndDelete.Run(ctx, rc, []string{"floor"}, id).Err())
 			}
 			lock := func(int) {
 				l, err := m.LockContext(ctx)
-				if err != nil {
-					b.Fatal(err)
-				}
-				if err := l.UnlockContext(context.Background()); err != nil {
-					b.Fatal(err)
-				}
+				must(b, err)
+				must(b, l.UnlockContext(context.Background()))
 			}
 			floor(0)
 			lock(0)
@@ -96,55 +89,39 @@ func BenchmarkContended(b *testing.B) {
 			b.Run(net.name+"/"+who.name, func(b *testing.B) {
 				server := redistest.Start(b)
 				var clients []*redis.Client
-				var sent atomic.Int64
 				for range who.clients {
-					link := faultnet.New(nil)
-					link.SetDelay(net.delay)
-					rc := server.Client(b, func(o *redis.Options) {
-						o.PoolSize = 100
-						if net.delay > 0 {
-							o.Dialer = link.Dial
-						}
-					})
-					clients = append(clients, rc)
+					clients = append(clients, distant(b, server, net.delay))
 				}
-				contend(b, server, clients, who.goroutines, &sent)
+				contend(b, clients, who.goroutines)
 			})
 		}
 	}
 }
 
-func contend(b *testing.B, server *redistest.Server, clients []*redis.Client, goroutines int, sent *atomic.Int64) {
+// contend runs the floor and the lock by turns, half a second each.
+func contend(b *testing.B, clients []*redis.Client, goroutines int) {
 	ctx := context.Background()
 	var mutexes []*redismutex.RWMutex
 	for _, rc := range clients {
 		mutexes = append(mutexes, redismutex.NewMutex(rc, "bench"))
 	}
-	clients[0].LPush(ctx, "token", "t")
+	must(b, clients[0].LPush(ctx, "token", "t").Err())
 	floor := func(g int) {
 		rc := clients[g%len(clients)]
-		if err := rc.BLPop(ctx, 0, "token").Err(); err != nil {
-			b.Error(err)
-		}
-		if err := rc.LPush(ctx, "token", "t").Err(); err != nil {
-			b.Error(err)
-		}
+		must(b, rc.BLPop(ctx, 0, "token").Err())
+		must(b, rc.LPush(ctx, "token", "t").Err())
 	}
 	lock := func(g int) {
 		l, err := mutexes[g%len(clients)].LockContext(ctx)
-		if err != nil {
-			b.Error(err)
-			return
-		}
-		if err := l.UnlockContext(ctx); err != nil {
-			b.Error(err)
-		}
+		must(b, err)
+		must(b, l.UnlockContext(ctx))
 	}
-	run := func(f func(int), d time.Duration) (counts []int, waits []time.Duration) {
+	const turn = 500 * time.Millisecond
+	run := func(f func(int)) (counts []int, waits []time.Duration) {
 		counts = make([]int, goroutines)
 		all := make([][]time.Duration, goroutines)
 		var stop atomic.Bool
-		time.AfterFunc(d, func() { stop.Store(true) })
+		time.AfterFunc(turn, func() { stop.Store(true) })
 		var wg sync.WaitGroup
 		for g := range goroutines {
 			wg.Go(func() {
@@ -159,36 +136,142 @@ func contend(b *testing.B, server *redistest.Server, clients []*redis.Client, go
 		wg.Wait()
 		return counts, slices.Concat(all...)
 	}
-	run(floor, 200*time.Millisecond)
-	run(lock, 200*time.Millisecond)
-	var floors, locks int
-	var lockCounts = make([]int, goroutines)
+	run(floor)
+	run(lock)
+	var floors, sent int
+	locks := make([]int, goroutines)
 	var waits []time.Duration
-	before := commands(b, clients[0])
-	var fl int64
 	for b.Loop() {
-		c0 := commands(b, clients[0])
-		counts, _ := run(floor, 500*time.Millisecond)
-		c1 := commands(b, clients[0])
-		fl += c1 - c0
+		counts, _ := run(floor)
 		floors += sum(counts)
-		counts, w := run(lock, 500*time.Millisecond)
-		locks += sum(counts)
+		before := scriptsRun(clients[0])
+		counts, w := run(lock)
+		sent += scriptsRun(clients[0]) - before
 		waits = append(waits, w...)
 		for g, n := range counts {
-			lockCounts[g] += n
+			locks[g] += n
 		}
 	}
-	b.Logf("%.700s", func() string { _, r, _ := cut(clients[0].Info(ctx, "commandstats").Val(), "cmdstat_evalsha"); return r }())
-	after := commands(b, clients[0])
 	slices.Sort(waits)
-	b.ReportMetric(float64(locks)/float64(floors), "×BLPOP")
-	b.ReportMetric(float64(slices.Min(lockCounts))/float64(slices.Max(lockCounts)), "slowest/fastest")
-	b.ReportMetric(jain(lockCounts), "jain")
+	b.ReportMetric(float64(sum(locks))/float64(floors), "×BLPOP")
+	b.ReportMetric(float64(slices.Min(locks))/float64(slices.Max(locks)), "slowest/fastest")
 	b.ReportMetric(float64(waits[len(waits)-1])/float64(waits[len(waits)/2]), "longest/median")
-	b.ReportMetric(float64(after-before-fl)/float64(locks), "cmds/lock")
+	b.ReportMetric(float64(sent)/float64(sum(locks)), "commands/lock")
+	b.ReportMetric(float64(sum(locks))/(float64(b.N)*turn.Seconds()), "locks/s")
 	b.ReportMetric(0, "ns/op")
-	b.ReportMetric(float64(locks)/float64(b.N)*2, "locks/s")
+}
+
+// BenchmarkHandoff measures, in round trips, how long a waiter in another
+// process waits from the start of Unlock, beside BLPOP from the start of LPUSH.
+func BenchmarkHandoff(b *testing.B) {
+	ctx := context.Background()
+	server := redistest.Start(b)
+	holder, waiter := distant(b, server, 500*time.Microsecond), distant(b, server, 500*time.Microsecond)
+	mine, theirs := redismutex.NewMutex(holder, "bench"), redismutex.NewMutex(waiter, "bench")
+	var trip, floor, lock time.Duration
+	for b.Loop() {
+		must(b, holder.Ping(ctx).Err())
+		t := time.Now()
+		must(b, holder.Ping(ctx).Err())
+		trip += time.Since(t)
+
+		got := make(chan time.Time)
+		go func() {
+			must(b, waiter.BLPop(ctx, 0, "token").Err())
+			got <- time.Now()
+		}()
+		for !strings.Contains(holder.Info(ctx, "clients").Val(), "blocked_clients:1") {
+			runtime.Gosched()
+		}
+		t = time.Now()
+		must(b, holder.LPush(ctx, "token", "t").Err())
+		floor += (<-got).Sub(t)
+
+		l, err := mine.LockContext(ctx)
+		must(b, err)
+		next := make(chan *redismutex.Lock)
+		go func() {
+			l, err := theirs.LockContext(ctx)
+			must(b, err)
+			got <- time.Now()
+			next <- l
+		}()
+		for holder.ZCard(ctx, "{bench}:lock-intent").Val() == 0 {
+			runtime.Gosched()
+		}
+		t = time.Now()
+		must(b, l.UnlockContext(ctx))
+		lock += (<-got).Sub(t)
+		must(b, (<-next).UnlockContext(ctx))
+	}
+	b.ReportMetric(lock.Seconds()/trip.Seconds(), "round-trips")
+	b.ReportMetric(floor.Seconds()/trip.Seconds(), "BLPOP-round-trips")
+	b.ReportMetric(lock.Seconds()/floor.Seconds(), "×BLPOP")
+	b.ReportMetric(0, "ns/op")
+}
+
+// BenchmarkTenThousandReaders measures how long it takes until 10,000 readers
+// that wait on one key all have it, from the start of the writer's Unlock, and
+// what the longest script of that was.
+func BenchmarkTenThousandReaders(b *testing.B) {
+	const readers = 10_000
+	ctx := context.Background()
+	server := redistest.Start(b)
+	holder, waiter := server.Client(b), server.Client(b)
+	mine := redismutex.NewMutex(holder, "bench", redismutex.WithTTL(time.Minute))
+	theirs := redismutex.NewMutex(waiter, "bench", redismutex.WithTTL(time.Minute))
+	var all, longest time.Duration
+	for b.Loop() {
+		l, err := mine.LockContext(ctx)
+		must(b, err)
+		var granted, left sync.WaitGroup
+		unlock := make(chan struct{})
+		granted.Add(readers)
+		for range readers {
+			left.Go(func() {
+				l, err := theirs.RLockContext(ctx)
+				must(b, err)
+				granted.Done()
+				<-unlock
+				must(b, l.UnlockContext(ctx))
+			})
+		}
+		for holder.ZCard(ctx, "{bench}:lock-intent").Val() < readers {
+			runtime.Gosched()
+		}
+		must(b, holder.ConfigSet(ctx, "slowlog-log-slower-than", "500").Err())
+		must(b, holder.Do(ctx, "SLOWLOG", "RESET").Err())
+		t := time.Now()
+		must(b, l.UnlockContext(ctx))
+		granted.Wait()
+		all += time.Since(t)
+		for _, slow := range holder.SlowLogGet(ctx, 100).Val() {
+			longest = max(longest, slow.Duration)
+		}
+		close(unlock)
+		left.Wait()
+	}
+	b.ReportMetric(float64(all.Milliseconds())/float64(b.N), "ms-until-all-granted")
+	b.ReportMetric(float64(longest.Microseconds())/1000, "ms-longest-script")
+	b.ReportMetric(0, "ns/op")
+}
+
+// distant is a client with a delay each way.
+func distant(b *testing.B, server *redistest.Server, each time.Duration) *redis.Client {
+	link := faultnet.New(nil)
+	link.SetDelay(each)
+	return server.Client(b, func(o *redis.Options) {
+		o.PoolSize = 100
+		if each > 0 {
+			o.Dialer = link.Dial
+		}
+	})
+}
+
+func must(b *testing.B, err error) {
+	if err != nil {
+		panic(err) // b.Fatal is for the benchmark's own goroutine alone
+	}
 }
 
 func sum(counts []int) (n int) {
@@ -198,33 +281,15 @@ func sum(counts []int) (n int) {
 	return n
 }
 
-func jain(counts []int) float64 {
-	var s, q float64
-	for _, c := range counts {
-		s += float64(c)
-		q += float64(c) * float64(c)
-	}
-	return s * s / math.Max(q*float64(len(counts)), 1)
-}
-
-// commands is how many scripts the server has been sent.
-func commands(tb testing.TB, rc *redis.Client) (n int64) {
-	info := rc.Info(context.Background(), "commandstats").Val()
-	for _, name := range []string{"cmdstat_evalsha", "cmdstat_eval"} {
-		var calls int64
-		if _, rest, ok := cut(info, name+":calls="); ok {
-			fmt.Sscanf(rest, "%d", &calls)
+// scriptsRun is how many scripts the server has run for its clients.
+func scriptsRun(rc *redis.Client) (n int) {
+	for line := range strings.Lines(rc.Info(context.Background(), "commandstats").Val()) {
+		var calls int
+		if _, err := fmt.Sscanf(line, "cmdstat_evalsha:calls=%d", &calls); err == nil {
+			n += calls
+		} else if _, err := fmt.Sscanf(line, "cmdstat_eval:calls=%d", &calls); err == nil {
+			n += calls
 		}
-		n += calls
 	}
 	return n
-}
-
-func cut(s, sep string) (string, string, bool) {
-	for i := 0; i+len(sep) <= len(s); i++ {
-		if s[i:i+len(sep)] == sep {
-			return s[:i], s[i+len(sep):], true
-		}
-	}
-	return s, "", false
 }

@@ -269,6 +269,10 @@ func (k *keeper) calls(due []*stake) (calls []*call, limit instant) {
 func (k *keeper) answer(c *call, start instant) {
 	s, r, err := c.stake, c.reply, c.err
 	k.ep.note(r, s.m.log())
+	k.ep.box.Deliver(r.grants)
+	if c.script == unlockScript && (err != nil || r.status != left) {
+		k.ep.box.Look(s.keys.holder) // the reply that was lost may have carried a grant
+	}
 	k.mu.Lock()
 	if s.place == 0 || (s.role == leaving) != (c.script == unlockScript) {
 		k.mu.Unlock()

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync/atomic"
 	"time"
 )
@@ -122,6 +123,9 @@ func (l *Lock) UnlockContext(ctx context.Context) error {
 	r, err := interruptible(ctx, func(ctx context.Context) (reply, error) {
 		return ep.run(ctx, unlockScript, s.leaveCmd())
 	})
+	if err != nil || r.status != left {
+		ep.box.Look(l.Key()) // the reply that was lost may have carried a grant
+	}
 	switch {
 	case err == errInterrupted:
 		ep.keeper.leave(s)
@@ -133,6 +137,9 @@ func (l *Lock) UnlockContext(ctx context.Context) error {
 		return fmt.Errorf("%w: %q: it was not held any more when it was unlocked", ErrLockLost, l.Key())
 	}
 	ep.note(r, s.m.log())
+	if r.grants != "" {
+		runtime.Gosched() // whoever was granted goes first
+	}
 	return nil
 }
 

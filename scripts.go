@@ -72,6 +72,7 @@ type reply struct {
 	kind   string // what a foreign key holds
 	more   bool   // not all that is free has been handed on: call again
 	untold bool   // PUBLISH was refused: nobody granted has been told
+	grants string // a message for the caller's own mailbox
 }
 
 // A cmd is one call of a script: what [redis.NewCmd] takes.
@@ -147,10 +148,12 @@ func b2i(b bool) int {
 // says whether it found anything.
 func (ep *endpoint) run(ctx context.Context, s *script, c cmd) (reply, error) {
 	r, err := s.parse(ep.eval(ctx, s, c))
+	ep.box.Deliver(r.grants)
 	for more := r.more; more && err == nil; {
 		var next reply
 		next, err = s.parse(ep.eval(ctx, s, c))
 		more = next.more
+		ep.box.Deliver(next.grants)
 		if s != unlockScript {
 			r = next
 		} else if err != nil {
@@ -282,7 +285,7 @@ func (s *script) parse(sent *redis.Cmd) (reply, error) {
 		}
 		return reply{status: s.short, value: v}, nil
 	case []any:
-		if len(v) != 3 {
+		if len(v) != 3 && len(v) != 4 {
 			break
 		}
 		code, ok1 := v[0].(int64)
@@ -296,6 +299,9 @@ func (s *script) parse(sent *redis.Cmd) (reply, error) {
 			r.kind, ok3 = v[1].(string)
 		} else {
 			r.value, ok3 = v[1].(int64)
+		}
+		if len(v) == 4 {
+			r.grants, ok1 = v[3].(string)
 		}
 		if ok1 && ok2 && ok3 && r.value >= 0 {
 			return r, nil

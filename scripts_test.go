@@ -482,6 +482,7 @@ func TestGrantsToOneMailboxTravelTogether(t *testing.T) {
 			s.Fatal(err)
 		}
 		w := s.writer()
+		w.id = "redismutex:another:1"
 		s.is(w.enter(), granted)
 		readers := []*party{s.reader(), s.reader(), s.reader()}
 		for _, r := range readers {
@@ -493,12 +494,39 @@ func TestGrantsToOneMailboxTravelTogether(t *testing.T) {
 		if got := s.message(sub); got != "0 2 3 4" {
 			s.Errorf("message %q", got)
 		}
-		for _, r := range readers {
-			s.is(r.leave(), left)
-		}
+		last.die()
+		s.is(readers[0].leave(), left)
+		late := s.writer()
+		s.is(late.enter(), waiting)
+		s.is(readers[1].leave(), left)
+		readers[2].die()
+		s.is(s.reader().try(), busy) // which hands on
 		token := s.rc.Get(ctx, s.keys.token).Val()
-		if got := s.message(sub); got != token+" 5" {
+		if got := s.message(sub); got != token+" 6" {
 			s.Errorf("message %q, token %s", got, token)
+		}
+	})
+}
+
+// Promise 7: what the leave of one frees for another of the same mailbox is no
+// message at all, but part of the reply.
+func TestGrantsToTheCallersMailboxTravelInTheReply(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		ctx := context.Background()
+		w, r, r2, w2 := s.writer(), s.reader(), s.reader(), s.writer()
+		s.is(w.enter(), granted)
+		for _, p := range []*party{r, r2, w2} {
+			s.is(p.enter(), waiting)
+		}
+		reply := w.leave()
+		s.is(reply, left)
+		if reply.grants != "0 2 3" {
+			s.Errorf("grants %q", reply.grants)
+		}
+		s.is(r.leave(), left)
+		reply = r2.leave()
+		if token := s.rc.Get(ctx, s.keys.token).Val(); reply.grants != token+" 4" {
+			s.Errorf("grants %q, token %s", reply.grants, token)
 		}
 	})
 }

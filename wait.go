@@ -172,6 +172,8 @@ func (w *waiter) Granted(token uint64) {
 	w.wake()
 }
 
+func (w *waiter) Key() string { return w.lock.Key() }
+
 func (w *waiter) Look() { w.lock.stake.m.ep.keeper.look(&w.lock.stake) }
 
 func (w *waiter) Deaf(err error) {

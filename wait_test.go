@@ -137,6 +137,37 @@ func TestLostMessageCostsTimeOnly(t *testing.T) {
 	})
 }
 
+// An unlock's reply may carry the grant of a waiter in the same process. If it
+// is lost, that waiter looks at once.
+func TestLostUnlockReplyDelaysNobody(t *testing.T) {
+	inBubble(t, func(w *world) {
+		mutex := NewMutex(w.client(w.link), "x")
+		holder := w.lock(mutex, true)
+		next := w.later(mutex, true)
+		w.link.LoseReply(unlockScript.digest.(string), 1)
+		_ = holder.UnlockContext(context.Background())
+		l, took := w.got(next)
+		if took > 10*time.Millisecond {
+			t.Errorf("it took %v", took)
+		}
+		w.unlock(l)
+
+		// The same where the unlock goes on in the background.
+		holder = w.lock(mutex, true)
+		next = w.later(mutex, true)
+		ctx, cancel := context.WithCancel(context.Background())
+		release := w.link.HoldReply(unlockScript.digest.(string))
+		go func() { synctest.Wait(); cancel() }()
+		w.matches(holder.UnlockContext(ctx), context.Canceled)
+		l, took = w.got(next)
+		if took > 10*time.Millisecond {
+			t.Errorf("it took %v", took)
+		}
+		release()
+		w.unlock(l)
+	})
+}
+
 // When the subscription comes back, every waiter looks, once and at once.
 func TestWaitersLookWhenTheSubscriptionIsBack(t *testing.T) {
 	inBubble(t, func(w *world) {

@@ -12,7 +12,7 @@
 --            enter any more
 --   TOKEN    the last fencing token
 --
--- A reply is {status, value, flags}, or just 1 for a grant or a leave of which
+-- A reply is {status, value, flags, message}, or just 1 for a grant or a leave of which
 -- there is nothing more to say. The statuses and their values:
 local GRANTED = 1 -- the fencing token, 0 for a reader
 local WAITING = 2 -- ms until the lease in front ends
@@ -24,13 +24,14 @@ local FOREIGN = 7 -- the type of what the holder key holds and is no lock, or
                   -- 'token' where that key's counter is not one of ours
 -- The flags, added up: 1 = more is left to settle, call again;
 -- 2 = PUBLISH was refused, so that those granted have not been told.
+-- The message is there where those granted are of the caller's own mailbox.
 local more, untold = 0, 0
 
 local HOLDER, INTENTS, LEASES, TOKEN = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 
 -- How many participants one script moves at most. It bounds the time that the
 -- server is busy with one script.
-local BATCH = 500
+local BATCH = 250
 
 -- How long a token counter lives, in ms. A new counter starts at the server's
 -- clock in µs, so it goes on above the old one unless that clock has been set
@@ -54,8 +55,9 @@ local held = mine and 'string' or redis.call('TYPE', HOLDER).ok
 -- Whether the longest lease may have ended or gone.
 local shorter = false
 
--- What is to be published when all is in order: mailbox -> message.
-local news = nil
+-- What is to be published when all is in order: mailbox -> words. What is for the
+-- caller's own mailbox an unlock takes back in its reply.
+local news, own, carried = nil, nil, nil
 
 -- Whole numbers from 1e14 up lose digits where Lua joins them to strings.
 local function digits(n)
@@ -63,10 +65,10 @@ local function digits(n)
 end
 
 local function reply(status, value)
-	if not value and more + untold == 0 and (status == GRANTED or status == LEFT) then
+	if not value and more + untold == 0 and not carried and (status == GRANTED or status == LEFT) then
 		return 1
 	end
-	return {status, value or 0, more + untold}
+	return {status, value or 0, more + untold, carried}
 end
 
 local function lives(ends)
@@ -93,7 +95,8 @@ local function tell(id, n)
 	local mailbox, number = string.match(id, '^(.*):(%d+)$')
 	if mailbox then
 		news = news or {}
-		news[mailbox] = (news[mailbox] or digits(n)) .. ' ' .. number
+		news[mailbox] = news[mailbox] or {digits(n)}
+		table.insert(news[mailbox], number)
 	end
 end
 
@@ -215,10 +218,12 @@ local function settle()
 	if shorter then
 		expire()
 	end
-	for mailbox, message in pairs(news or {}) do
-		if type(redis.pcall('PUBLISH', mailbox, message)) == 'table' then
+	for mailbox, words in pairs(news or {}) do
+		local message = table.concat(words, ' ')
+		if mailbox == own then
+			carried = message
+		elseif type(redis.pcall('PUBLISH', mailbox, message)) == 'table' then
 			untold = 2
 		end
 	end
-	news = nil
 end

@@ -14,6 +14,7 @@ end
 -- include prelude.lua
 
 local id, kind, tombstone = ARGV[1], ARGV[2], ARGV[3]
+own = string.match(id, '^(.*):%d+$')
 local status = GONE
 if mine then
 	redis.call('DEL', HOLDER)

@@ -42,6 +42,8 @@ type Subscriber interface {
 type Waiter interface {
 	// Granted says that the waiter has been granted what it waits for.
 	Granted(token uint64)
+	// Key is what the waiter waits for.
+	Key() string
 	// Look says that messages may have been lost.
 	Look()
 	// Deaf says, to one of the waiters, why the mailbox does not hear.
@@ -191,7 +193,7 @@ func (b *Box) listen(stop <-chan struct{}, settled chan struct{}) (heard bool, e
 				close(settled)
 			}
 		case *redis.Message:
-			b.deliver(event.Payload)
+			b.Deliver(event.Payload)
 		}
 	}
 }
@@ -232,9 +234,24 @@ func (b *Box) all() []Waiter {
 	return waiters
 }
 
-// deliver passes a message on: "<token> <n> <n> …", the token 0 for readers.
+// Look has every waiter for key look: a message for one of them may be lost.
+func (b *Box) Look(key string) {
+	b.mu.Lock()
+	waiters := b.all()
+	b.mu.Unlock()
+	for _, w := range waiters {
+		if w.Key() == key {
+			w.Look()
+		}
+	}
+}
+
+// Deliver passes a message on: "<token> <n> <n> …", the token 0 for readers.
 // Anything else is not for us.
-func (b *Box) deliver(message string) {
+func (b *Box) Deliver(message string) {
+	if message == "" {
+		return
+	}
 	first, rest, _ := strings.Cut(message, " ")
 	token, err := strconv.ParseUint(first, 10, 64)
 	for err == nil && rest != "" {
