@@ -69,7 +69,7 @@ const (
 type reply struct {
 	status status
 	value  int64  // the token of a grant; for a waiter, ms until the lease in front ends
-	kind   string // what a foreign key holds
+	data   string // "<type>:<key>" of somebody's data
 	more   bool   // not all that is free has been handed on: call again
 	untold bool   // PUBLISH was refused: nobody granted has been told
 	grants string // a message for the caller's own mailbox
@@ -175,7 +175,8 @@ type call struct {
 // runAll runs calls in one round trip, or one by one where the client has no
 // pipelines. It does not repeat those that leave something to settle.
 func (ep *endpoint) runAll(ctx context.Context, calls []*call) {
-	if ep.pipeline == nil {
+	// Pipelines have connections of their own: a single call can do without.
+	if ep.pipeline == nil || len(calls) == 1 {
 		for _, c := range calls {
 			c.reply, c.err = c.script.parse(ep.eval(ctx, c.script, c.cmd))
 		}
@@ -296,7 +297,7 @@ func (s *script) parse(sent *redis.Cmd) (reply, error) {
 		}
 		var ok3 bool
 		if r.status == foreign {
-			r.kind, ok3 = v[1].(string)
+			r.data, ok3 = v[1].(string)
 		} else {
 			r.value, ok3 = v[1].(int64)
 		}

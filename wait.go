@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 )
@@ -250,12 +251,9 @@ func (l *Lock) late() error {
 func (l *Lock) refused(r request, start instant, reply reply, err error) error {
 	key := l.Key()
 	switch {
-	case reply.status == foreign && reply.kind == "token":
-		return fmt.Errorf("%w: %q is no fencing token", ErrNotLock, l.stake.keys.token)
-	case reply.status == foreign && reply.kind == "string":
-		return fmt.Errorf("%w: %q is a string without TTL", ErrNotLock, key)
 	case reply.status == foreign:
-		return fmt.Errorf("%w: %q is a %s that is not ours", ErrNotLock, key, reply.kind)
+		kind, data, _ := strings.Cut(reply.data, ":")
+		return fmt.Errorf("%w: %q, a %s", ErrNotLock, data, kind)
 	case errors.Is(err, ErrNotLock):
 		return fmt.Errorf("redismutex: lock %q: %w", key, err)
 	}

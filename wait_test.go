@@ -142,6 +142,7 @@ func TestLostMessageCostsTimeOnly(t *testing.T) {
 func TestLostUnlockReplyDelaysNobody(t *testing.T) {
 	inBubble(t, func(w *world) {
 		mutex := NewMutex(w.client(w.link), "x")
+		w.unlock(w.lock(mutex, true)) // the server learns the scripts
 		holder := w.lock(mutex, true)
 		next := w.later(mutex, true)
 		w.link.LoseReply(unlockScript.digest.(string), 1)

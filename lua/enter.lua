@@ -7,14 +7,20 @@ local function ours(counter)
 	return not counter or counter == '1' or (tonumber(counter) or 0) >= FLOOR
 end
 
--- foreign says what is wrong with the holder key, or with the counter that a
--- writer will need. A set of ours has leases.
+-- foreign returns which key holds somebody's data, if one does: nothing of ours
+-- is without a TTL, and a set of ours has leases.
 local function foreign(kind)
-	local alien = held ~= 'none' and (redis.call('PTTL', HOLDER) == -1
+	if held ~= 'none' and (redis.call('PTTL', HOLDER) == -1
 		or held == 'set' and redis.call('EXISTS', LEASES) == 0
-		or held ~= 'set' and held ~= 'string')
-	return alien and held
-		or held ~= 'string' and kind == 'w' and not ours(redis.pcall('GET', TOKEN)) and 'token'
+		or held ~= 'set' and held ~= 'string') then
+		return HOLDER
+	elseif redis.call('PTTL', INTENTS) == -1 then
+		return INTENTS
+	elseif redis.call('PTTL', LEASES) == -1 then
+		return LEASES
+	elseif held ~= 'string' and kind == 'w' and not ours(redis.pcall('GET', TOKEN)) then
+		return TOKEN
+	end
 end
 
 -- behind returns the rank behind everyone of a class, so that neither a tie nor
@@ -31,9 +37,9 @@ end
 -- is not granted leaves nothing; anyone else joins. An id enters once: what is
 -- in place already is said again.
 local function enter(kind, id, ttl, how)
-	local alien = foreign(kind)
-	if alien then
-		return reply(FOREIGN, alien)
+	local data = foreign(kind)
+	if data then
+		return reply(FOREIGN, redis.call('TYPE', data).ok .. ':' .. data)
 	end
 	settle()
 	if redis.call('ZSCORE', LEASES, '-' .. id) then

@@ -20,8 +20,7 @@ local BUSY    = 3 -- 0; a try found others in the way
 local LEFT    = 4 -- 0
 local GONE    = 5 -- 0; neither holder nor waiter
 local BURIED  = 6 -- 0; a tombstone refuses this id
-local FOREIGN = 7 -- the type of what the holder key holds and is no lock, or
-                  -- 'token' where that key's counter is not one of ours
+local FOREIGN = 7 -- "<type>:<key>", of a key that holds somebody's data
 -- The flags, added up: 1 = more is left to settle, call again;
 -- 2 = PUBLISH was refused, so that those granted have not been told.
 -- The message is there where those granted are of the caller's own mailbox.
