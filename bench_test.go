@@ -217,7 +217,8 @@ func BenchmarkTenThousandReaders(b *testing.B) {
 	const readers = 10_000
 	ctx := context.Background()
 	server := redistest.Start(b)
-	holder, waiter := server.Client(b), server.Client(b)
+	holder := server.Client(b)
+	waiter := server.Client(b, func(o *redis.Options) { o.PoolTimeout = time.Minute }) // 10,000 ask at once
 	mine := redismutex.NewMutex(holder, "bench", redismutex.WithTTL(time.Minute))
 	theirs := redismutex.NewMutex(waiter, "bench", redismutex.WithTTL(time.Minute))
 	var all, longest time.Duration

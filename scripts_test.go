@@ -124,6 +124,12 @@ func (s *stage) held(by ...*party) {
 	if got := s.holders(); !slices.Equal(got, want) {
 		s.Fatalf("held by %q, want %q", got, want)
 	}
+	ctx := context.Background()
+	for _, key := range s.rc.Keys(ctx, "*").Val() {
+		if ttl := s.rc.PTTL(ctx, key).Val(); ttl <= 0 {
+			s.Fatalf("%s lives for %v", key, ttl) // promise 8
+		}
+	}
 }
 
 // Promise 1.
@@ -577,20 +583,20 @@ func TestKeysLiveAsLongAsTheLongestLease(t *testing.T) {
 func TestTokensRise(t *testing.T) {
 	onBothServers(t, func(s *stage) {
 		ctx := context.Background()
-		var last int64
+		var highest int64
 		rises := func(token int64) {
 			s.Helper()
-			if token <= last {
-				s.Errorf("token %d after %d", token, last)
+			if token <= highest {
+				s.Errorf("token %d after %d", token, highest)
 			}
-			last = token
+			highest = token
 		}
 		for range 3 {
 			w := s.writer()
 			rises(s.is2(w.enter(), granted))
 			s.is(w.leave(), left)
 		}
-		before := last
+		before := highest
 		s.rc.Del(ctx, s.keys.token) // expired, or lost with all the rest
 		w := s.writer()
 		rises(s.is2(w.enter(), granted))
@@ -599,15 +605,20 @@ func TestTokensRise(t *testing.T) {
 		}
 		// A counter that expires under its holder.
 		s.rc.Del(ctx, s.keys.token)
-		if again := s.is2(w.enter(), granted); again < last {
-			s.Errorf("token %d after %d", again, last)
+		if again := s.is2(w.enter(), granted); again < highest {
+			s.Errorf("token %d after %d", again, highest)
 		}
 		r := s.reader()
 		s.is(r.enter(), waiting)
 		s.is(w.leave(), left)
 		s.is(r.leave(), left)
-		next := s.writer()
+		next, last := s.writer(), s.writer()
 		rises(s.is2(next.enter(), granted))
+		s.is(last.enter(), waiting)
+		s.rc.Del(ctx, s.keys.token) // and one that expires while somebody waits
+		s.is(next.leave(), left)
+		rises(s.is2(last.enter(), granted))
+		s.held(last)
 		if before < 1e15 {
 			s.Errorf("token %d does not begin at the server's clock", before)
 		}
@@ -655,6 +666,20 @@ func TestForeignDataIsRefusedAndLeftAlone(t *testing.T) {
 				}
 			}
 		}
+	})
+}
+
+// Promise 10: also where it comes to stand there while somebody waits.
+func TestForeignDataEndsAWait(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		holder, w, w2 := s.writer(), s.writer(), s.writer()
+		s.is(holder.enter(), granted)
+		s.is(w.enter(), waiting)
+		s.rc.Set(context.Background(), s.keys.holder, "data", 0)
+		s.is(w2.enter(), waiting) // behind one of ours; its keep says so
+		s.is(w.keep(), foreign)
+		s.is(w2.keep(), foreign)
+		s.is(s.writer().try(), foreign)
 	})
 }
 

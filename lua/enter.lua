@@ -7,12 +7,9 @@ local function ours(counter)
 	return not counter or counter == '1' or (tonumber(counter) or 0) >= FLOOR
 end
 
--- foreign returns which key holds somebody's data, if one does: nothing of ours
--- is without a TTL, and a set of ours has leases.
+-- foreign returns which key holds somebody's data, if one does.
 local function foreign(kind)
-	if held ~= 'none' and (redis.call('PTTL', HOLDER) == -1
-		or held == 'set' and redis.call('EXISTS', LEASES) == 0
-		or held ~= 'set' and held ~= 'string') then
+	if alien() then
 		return HOLDER
 	elseif redis.call('PTTL', INTENTS) == -1 then
 		return INTENTS
@@ -39,7 +36,7 @@ end
 local function enter(kind, id, ttl, how)
 	local data = foreign(kind)
 	if data then
-		return reply(FOREIGN, redis.call('TYPE', data).ok .. ':' .. data)
+		return refuse(data)
 	end
 	settle()
 	if redis.call('ZSCORE', LEASES, '-' .. id) then

@@ -26,10 +26,11 @@ if redis.call('EXISTS', KEYS[2], KEYS[3]) == 0
 	-- in place; somebody's data is refused there.
 end
 
-local mine = false
+local kind, mine = 'w', false
 
+-- include queue.lua
 -- include prelude.lua
 -- include standing.lua
 -- include enter.lua
 
-return enter('w', ARGV[1], ARGV[2], ARGV[3])
+return enter(kind, ARGV[1], ARGV[2], ARGV[3])

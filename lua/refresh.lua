@@ -6,8 +6,8 @@
 --       do not exist.
 -- ARGV  1 id, 2 ttl in ms, 3 kind: "w" or "r" (only with all the keys)
 -- Reply with the holder alone: 1 held, 0 not held as a writer;
---       else as of prelude.lua: granted, waiting or gone. It never enters
---       anyone.
+--       else as of prelude.lua: granted, waiting, gone or foreign. It never
+--       enters anyone.
 
 if #KEYS == 1 then
 	if redis.pcall('GET', KEYS[1]) == ARGV[1] then

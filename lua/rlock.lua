@@ -4,10 +4,11 @@
 -- ARGV  1 id, 2 ttl in ms, 3 how: as in lock.lua
 -- Reply as of prelude.lua: granted, waiting, busy, buried or foreign.
 
-local mine = false
+local kind, mine = 'r', false
 
+-- include queue.lua
 -- include prelude.lua
 -- include standing.lua
 -- include enter.lua
 
-return enter('r', ARGV[1], ARGV[2], ARGV[3])
+return enter(kind, ARGV[1], ARGV[2], ARGV[3])

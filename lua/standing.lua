@@ -26,6 +26,19 @@ local function in_front(before)
 	return math.max((tonumber(ends) or now) - now, 0)
 end
 
+-- alien says whether the holder key holds somebody's data: nothing of ours is
+-- without a TTL, and a set of ours has leases.
+local function alien()
+	return held ~= 'none' and (redis.call('PTTL', HOLDER) == -1
+		or held == 'set' and redis.call('EXISTS', LEASES) == 0
+		or held ~= 'set' and held ~= 'string')
+end
+
+-- refuse is the reply where a key holds somebody's data.
+local function refuse(key)
+	return reply(FOREIGN, redis.call('TYPE', key).ok .. ':' .. key)
+end
+
 -- holding is the reply to a holder, or nil where id is none.
 local function holding(id)
 	if writes(id) then
@@ -40,7 +53,9 @@ end
 -- standing is the reply to a holder, a waiter, or neither.
 local function standing(kind, id)
 	local place = redis.call('ZRANK', INTENTS, kind .. id)
-	if place and lives(redis.call('ZSCORE', LEASES, id)) then
+	if place and alien() then
+		return refuse(HOLDER)
+	elseif place and lives(redis.call('ZSCORE', LEASES, id)) then
 		local before = place > 0 and redis.call('ZRANGE', INTENTS, place - 1, place - 1)[1]
 		return reply(WAITING, in_front(before))
 	end

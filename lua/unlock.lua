@@ -7,8 +7,35 @@
 -- Reply as of prelude.lua: left or gone.
 
 local mine = ARGV[2] == 'w' and redis.pcall('GET', KEYS[1]) == ARGV[1]
-if mine and not ARGV[3] and redis.call('EXISTS', KEYS[2]) == 0 then
-	return redis.call('DEL', KEYS[1])
+if mine and not ARGV[3] then
+	local head = redis.call('ZPOPMIN', KEYS[2])
+	if not head[1] then
+		return redis.call('DEL', KEYS[1])
+	end
+	-- From a writer to a writer that lives. Unless its lease is the longest, and
+	-- the keys are now to live less long, this is all there is to do: while a
+	-- writer holds there is nothing to settle.
+	local next = string.sub(head[1], 2)
+	local mailbox, n = string.match(next, '^(.*):(%d+)$')
+	local ends = redis.call('ZSCORE', KEYS[3], next)
+	local time = redis.call('TIME')
+	local now = time[1] * 1000 + math.floor(time[2] / 1000)
+	if string.sub(head[1], 1, 1) == 'w' and mailbox and ends and tonumber(ends) > now
+		and (redis.call('ZRANGE', KEYS[3], -1, -1)[1] ~= next or redis.call('EXISTS', KEYS[2]) == 0) then
+		local token = redis.call('INCR', KEYS[4])
+		if token ~= 1 then
+			redis.call('ZREM', KEYS[3], next)
+			redis.call('SET', KEYS[1], next, 'PXAT', ends)
+			local message = string.format('%d', token) .. ' ' .. n
+			if mailbox == string.match(ARGV[1], '^(.*):%d+$') then
+				return {4, 0, 0, message} -- left
+			end
+			local told = redis.pcall('PUBLISH', mailbox, message)
+			return {4, 0, type(told) == 'table' and 2 or 0} -- left; 2 = untold
+		end
+		redis.call('DEL', KEYS[4]) -- it has to be made with its seed
+	end
+	redis.call('ZADD', KEYS[2], head[2], head[1])
 end
 
 -- include prelude.lua
@@ -18,7 +45,7 @@ own = string.match(id, '^(.*):%d+$')
 local status = GONE
 if mine then
 	redis.call('DEL', HOLDER)
-	held, status = 'none', LEFT
+	held, status, shorter = 'none', LEFT, true
 else
 	if lives(redis.call('ZSCORE', LEASES, id)) then
 		status = LEFT
