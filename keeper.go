@@ -239,9 +239,22 @@ func (k *keeper) call(due []*stake) {
 	}
 	k.ep.runAll(ctx, again)
 
+	lost := map[string]bool{}
 	for _, c := range calls {
 		k.answer(c, start)
+		if c.mayHaveHandedOn() {
+			lost[c.stake.keys.holder] = true
+		}
 	}
+	for key := range lost {
+		k.ep.box.Look(key)
+	}
+}
+
+// mayHaveHandedOn says whether c is a leave of somebody who stood in the queue,
+// or held, whose reply is lost, and with it perhaps a grant.
+func (c *call) mayHaveHandedOn() bool {
+	return c.script == unlockScript && c.stake.until.Load() != 0 && (c.err != nil || c.reply.status != left)
 }
 
 // calls is the call for each of due, and when the last of them is of no use.
@@ -270,9 +283,6 @@ func (k *keeper) answer(c *call, start instant) {
 	s, r, err := c.stake, c.reply, c.err
 	k.ep.note(r, s.m.log())
 	k.ep.box.Deliver(r.grants)
-	if c.script == unlockScript && (err != nil || r.status != left) {
-		k.ep.box.Look(s.keys.holder) // the reply that was lost may have carried a grant
-	}
 	k.mu.Lock()
 	if s.place == 0 || (s.role == leaving) != (c.script == unlockScript) {
 		k.mu.Unlock()
