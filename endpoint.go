@@ -5,6 +5,8 @@ package redismutex
 import (
 	"context"
 	"crypto/rand"
+	"errors"
+	"math"
 	"reflect"
 	"runtime"
 	"strings"
@@ -92,6 +94,9 @@ func newEndpoint(rc redis.Scripter) *endpoint {
 func resendAfter(rc redis.Scripter) time.Duration {
 	switch rc := rc.(type) {
 	case interface{ Options() *redis.Options }:
+		if rc.Options().MaxRetries <= 0 {
+			return math.MaxInt64
+		}
 		return rc.Options().MinRetryBackoff
 	case interface{ Options() *redis.ClusterOptions }:
 		return rc.Options().MinRetryBackoff
@@ -108,18 +113,21 @@ func (ep *endpoint) pushed() bool { return ep.box.Hears() && !ep.mute.Load() }
 // note takes what a reply says of the server.
 func (ep *endpoint) note(r reply, log logger) {
 	if r.untold && !ep.mute.Swap(true) {
-		log.error("", "PUBLISH is refused, so waiters are not woken and look for themselves: "+
-			"allow the command and the channels "+channelPrefix+"* in the ACL", nil)
+		log.error("", errors.New("redismutex: PUBLISH is refused, so waiters are not woken and look for themselves: "+
+			"allow the command and the channels "+channelPrefix+"* in the ACL"))
 	}
 }
 
 // inspect logs, once, if the server may evict keys: a lock may then vanish. It
 // does so beside the first lock, not before it, and is content not to know.
 func (ep *endpoint) inspect(log logger) {
+	if ep.looked.Load() || ep.looked.Swap(true) {
+		return
+	}
 	rc, ok := ep.rc.(interface {
 		Info(ctx context.Context, section ...string) *redis.StringCmd
 	})
-	if !ok || ep.looked.Swap(true) {
+	if !ok {
 		return
 	}
 	go func() {
@@ -130,7 +138,8 @@ func (ep *endpoint) inspect(log logger) {
 		_, policy, _ := strings.Cut(info, "maxmemory_policy:")
 		policy, _, _ = strings.Cut(policy, "\r\n")
 		if policy != "" && policy != "noeviction" && !strings.Contains(info, "\r\nmaxmemory:0\r\n") {
-			log.error("", "maxmemory-policy is "+policy+": Redis may evict a lock that is held; set it to noeviction", nil)
+			log.error("", errors.New("redismutex: maxmemory-policy is "+policy+
+				": Redis may evict a lock that is held; set it to noeviction"))
 		}
 	}()
 }

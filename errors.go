@@ -44,6 +44,14 @@ type caused struct{ kind, cause error }
 
 func redisError(cause error) error { return caused{ErrRedis, cause} }
 
+// doing says which call on which key failed with err, of Redis.
+func doing(call, key string, err error) error {
+	if e, ok := err.(caused); ok {
+		return caused{e.kind, fmt.Errorf("%s %q: %w", call, key, e.cause)}
+	}
+	return fmt.Errorf("redismutex: %s %q: %w", call, key, err)
+}
+
 func (e caused) Error() string { return e.kind.Error() + ": " + e.cause.Error() }
 
 func (e caused) Is(target error) bool {

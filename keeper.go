@@ -69,6 +69,10 @@ func (m *RWMutex) trusted(start instant) instant {
 	return start.add(m.ttl - drift)
 }
 
+// retry is how soon a call that failed is made again, and how far calls are
+// brought forward to share a round trip.
+func (m *RWMutex) retry() time.Duration { return min(m.ttl/16, time.Second) }
+
 // trust notes that a call begun at start has been acknowledged.
 func (s *stake) trust(start instant) {
 	s.limit = s.m.trusted(start)
@@ -193,13 +197,13 @@ func (k *keeper) wake() {
 		// What falls due soon shares the round trip.
 		soon := start
 		if !s.exact {
-			soon = start.add(s.m.ttl / 16)
+			soon = start.add(s.m.retry())
 		}
 		if s.next > soon {
 			break
 		}
 		// Should the call hang, another one is made, on another connection.
-		s.due, s.exact = start.add(s.m.ttl/8), true
+		s.due, s.exact = start.add(2*s.m.retry()), true
 		s.next = min(s.due, s.limit)
 		heap.Fix(&k.heap, 0)
 		due = append(due, s)
@@ -291,7 +295,7 @@ func (k *keeper) answer(c *call, start instant) {
 	o := s.owner
 	switch {
 	case err != nil:
-		s.due, s.exact = now().add(s.m.ttl/16), true
+		s.due, s.exact = now().add(s.m.retry()), true
 		k.push(s)
 		k.mu.Unlock()
 		o.unsure(err)

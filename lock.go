@@ -90,7 +90,7 @@ func (l *Lock) Value(key any) any { return l.ctx.Value(key) }
 func (l *Lock) Unlock() {
 	err := l.UnlockContext(context.Background())
 	if err != nil && !errors.Is(err, ErrUnlocked) {
-		l.stake.m.log().error("", "unlock", err)
+		l.stake.m.log().error("", err)
 	}
 }
 
@@ -121,7 +121,7 @@ func (l *Lock) UnlockContext(ctx context.Context) error {
 	ep := s.m.ep
 	ep.keeper.remove(s)
 	r, err := interruptible(ctx, func(ctx context.Context) (reply, error) {
-		return ep.run(ctx, unlockScript, s.leaveCmd())
+		return ep.run(context.WithoutCancel(ctx), unlockScript, s.leaveCmd())
 	})
 	if err != nil || r.status != left {
 		ep.box.Look(l.Key()) // the reply that was lost may have carried a grant
@@ -132,7 +132,7 @@ func (l *Lock) UnlockContext(ctx context.Context) error {
 		return ended(ctx, l.Key())
 	case err != nil:
 		ep.keeper.leave(s)
-		return fmt.Errorf("redismutex: unlock %q: it comes free by itself within %v: %w", l.Key(), s.m.ttl, err)
+		return doing("unlock", l.Key(), err)
 	case r.status != left:
 		return fmt.Errorf("%w: %q: it was not held any more when it was unlocked", ErrLockLost, l.Key())
 	}
@@ -159,7 +159,7 @@ func (l *Lock) over(why error) {
 	var err error = caused{ErrLockLost, fmt.Errorf("%q: %w", l.Key(), why)}
 	l.cancel(err)
 	m := l.stake.m
-	m.log().error("", "a lock ended before its unlock", err)
+	m.log().error("", err)
 	// A renewal whose reply was lost may have kept it on the server.
 	m.ep.keeper.leave(&l.stake)
 }

@@ -34,23 +34,18 @@ func SetLog(l LogFunc) {
 // A logger is a mutex's own, or the package's if that is nil.
 type logger struct{ own *slog.Logger }
 
-func (l logger) error(key, message string, err error) {
-	if l.own == nil {
-		if key != "" {
-			message += ": " + key
+// error logs err, and what it means for whom.
+func (l logger) error(what string, err error) {
+	if l.own != nil {
+		if what == "" {
+			what = "redismutex"
 		}
-		if err != nil {
-			message += ": " + err.Error()
-		}
-		(*packageLog.Load())("[ERROR] redismutex: %s", message)
+		l.own.LogAttrs(context.Background(), slog.LevelError, what, slog.Any("error", err))
 		return
 	}
-	var attrs []slog.Attr
-	if key != "" {
-		attrs = append(attrs, slog.String("key", key))
+	text := err.Error()
+	if what != "" {
+		text = what + ": " + text
 	}
-	if err != nil {
-		attrs = append(attrs, slog.Any("error", err))
-	}
-	l.own.LogAttrs(context.Background(), slog.LevelError, "redismutex: "+message, attrs...)
+	(*packageLog.Load())("[ERROR] %s", text)
 }

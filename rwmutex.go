@@ -131,7 +131,7 @@ type request struct {
 func (m *RWMutex) plain(r request, opt []LockOption) (*Lock, bool) {
 	l, err := m.acquire(r, opt)
 	if err != nil && !errors.Is(err, ErrLock) {
-		m.log().error("", "lock", err)
+		m.log().error("", err)
 	}
 	return l, err == nil
 }
@@ -149,7 +149,7 @@ func (m *RWMutex) acquire(r request, opt []LockOption) (*Lock, error) {
 		return m.wait(r)
 	}
 	l, err := m.attempt(r)
-	if !r.try && (errors.Is(err, ErrLock) || errors.Is(err, errVoid)) {
+	if !r.try && (errors.Is(err, ErrLock) || isVoid(err)) {
 		return m.wait(r)
 	}
 	return l, err

@@ -167,6 +167,21 @@ func TestLeaveHandsOnToTheNextInOrder(t *testing.T) {
 	})
 }
 
+// Promise 5: nor does it hand on to the dead.
+func TestLeavePassesOverTheDead(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		w, dead, dead2, next := s.writer(), s.writer(), s.reader(), s.writer()
+		s.is(w.enter(), granted)
+		for _, p := range []*party{dead, dead2, next} {
+			s.is(p.enter(), waiting)
+		}
+		dead.die()
+		dead2.die()
+		s.is(w.leave(), left)
+		s.held(next)
+	})
+}
+
 // Promises 5 and 6: readers do not pass a writer that waits, and when it gives
 // up they go in at once.
 func TestReadersBehindACancelledWriterGoIn(t *testing.T) {
@@ -444,6 +459,9 @@ func TestScriptsAreIdempotentPerID(t *testing.T) {
 		s.is(w2.enter(), waiting)
 		s.is(r.enter(), waiting)
 		s.is(r.enter(), waiting)
+		if again := s.is2(w.enter(), granted); again != token {
+			s.Errorf("token %d, then %d", token, again)
+		}
 		if n := s.rc.ZCard(context.Background(), s.keys.intents).Val(); n != 2 {
 			s.Errorf("%d intents", n)
 		}
@@ -469,6 +487,12 @@ func TestTombstoneRefusesALateEnter(t *testing.T) {
 		}
 		w := s.writer()
 		s.is(w.enter(), granted) // nobody else is refused
+		s.is(s.writer().enter(), waiting)
+		for _, p := range []*party{s.writer(), s.reader()} {
+			p.bury = true
+			s.is(p.leave(), gone)
+			s.is(p.enter(), buried)
+		}
 		w.bury = true
 		s.is(w.leave(), left)
 		s.is(w.enter(), buried)
@@ -576,6 +600,29 @@ func TestKeysLiveAsLongAsTheLongestLease(t *testing.T) {
 		s.is(short.leave(), left) // the writer with the long lease is in
 		check(time.Hour, s.keys.holder)
 		check(time.Minute, s.keys.intents, s.keys.leases)
+
+		// The same from writer to writer, which is quicker.
+		s.rc.Del(ctx, s.keys.holder, s.keys.intents, s.keys.leases)
+		w, long = s.party(true, time.Minute, firstCome), s.party(true, time.Hour, firstCome)
+		s.is(w.enter(), granted)
+		s.is(s.party(true, time.Minute, firstCome).enter(), waiting)
+		check(time.Minute, s.keys.intents, s.keys.leases)
+		s.is(long.enter(), waiting)
+		s.is(s.party(true, time.Minute, firstCome).enter(), waiting)
+		check(time.Hour, s.keys.intents, s.keys.leases)
+		s.is(w.leave(), left)
+		check(time.Minute, s.keys.holder)
+		check(time.Hour, s.keys.intents, s.keys.leases)
+		s.rc.Del(ctx, s.keys.holder)
+		s.is(long.keep(), granted)
+		check(time.Hour, s.keys.holder)
+		check(time.Minute, s.keys.intents, s.keys.leases)
+		long2, after := s.party(true, 2*time.Hour, writersFirst), s.party(true, time.Minute, firstCome)
+		s.is(long2.enter(), waiting)
+		s.is(after.enter(), waiting)
+		s.is(long.leave(), left)
+		s.held(long2)
+		check(time.Minute, s.keys.intents, s.keys.leases)
 	})
 }
 
@@ -616,8 +663,14 @@ func TestTokensRise(t *testing.T) {
 		rises(s.is2(next.enter(), granted))
 		s.is(last.enter(), waiting)
 		s.rc.Del(ctx, s.keys.token) // and one that expires while somebody waits
-		s.is(next.leave(), left)
-		rises(s.is2(last.enter(), granted))
+		var told, n int64
+		if _, err := fmt.Sscan(next.leave().grants, &told, &n); err != nil {
+			s.Error(err)
+		}
+		rises(told)
+		if again := s.is2(last.enter(), granted); again != told {
+			s.Errorf("token %d, then %d", told, again)
+		}
 		s.held(last)
 		if before < 1e15 {
 			s.Errorf("token %d does not begin at the server's clock", before)

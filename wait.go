@@ -20,12 +20,19 @@ type waiter struct {
 	mu      sync.Mutex
 	granted bool
 	token   uint64
-	void    error // why the id is of no use any more
+	void    error // why the id is of no use any more: a void
 	failing bool  // the last call failed, and the log knows
 }
 
-// errVoid ends an id, not the wait: the waiter enters anew under another one.
-var errVoid = errors.New("void")
+// A void ends an id, not the wait: the waiter enters anew under another one.
+type void struct{ error }
+
+func (v void) Unwrap() error { return v.error }
+
+func isVoid(err error) bool {
+	_, is := err.(void)
+	return is
+}
 
 // wait waits until r is granted or its context ends. The first error is
 // returned; once it has stood in the queue it outlives them.
@@ -41,7 +48,7 @@ func (m *RWMutex) wait(r request) (*Lock, error) {
 		switch {
 		case r.ctx.Err() != nil:
 			return nil, ended(r.ctx, key)
-		case errors.Is(err, errVoid):
+		case isVoid(err):
 		case !stood || !errors.Is(err, ErrRedis):
 			return nil, err
 		}
@@ -49,7 +56,7 @@ func (m *RWMutex) wait(r request) (*Lock, error) {
 			failed = 0
 		}
 		if failed == 0 {
-			m.log().error("", "a waiter enters anew", err)
+			m.log().error("a waiter enters anew", err)
 			continue
 		}
 		backoff := time.NewTimer(min(minBackoff<<min(failed, 10), maxBackoff))
@@ -119,7 +126,7 @@ func (m *RWMutex) settle(r request, settled <-chan struct{}) bool {
 		return true
 	default:
 	}
-	patience := time.NewTimer(m.ttl / 4)
+	patience := time.NewTimer(min(m.ttl/4, time.Second))
 	defer patience.Stop()
 	select {
 	case <-settled:
@@ -134,14 +141,14 @@ func (m *RWMutex) settle(r request, settled <-chan struct{}) bool {
 // the waiter had when it came, so with little of that left it is kept first.
 func (w *waiter) check(r request) (got bool, _ error) {
 	w.mu.Lock()
-	granted, token, void := w.granted, w.token, w.void
+	granted, token, ended := w.granted, w.token, w.void
 	w.mu.Unlock()
 	l := w.lock
 	m := l.stake.m
 	keeper := &m.ep.keeper
 	switch {
-	case void != nil:
-		return false, void
+	case ended != nil:
+		return false, ended
 	case !granted:
 		return false, nil
 	case l.until() < now().add(m.ttl/4):
@@ -151,7 +158,7 @@ func (w *waiter) check(r request) (got bool, _ error) {
 	l.token = token
 	l.descend(r.ctx)
 	if !keeper.handOver(&l.stake, l) {
-		l.cancel(errVoid)
+		l.cancel(ErrLockLost)
 		return false, nil // and void says why, in a moment
 	}
 	return true, nil
@@ -178,7 +185,7 @@ func (w *waiter) Key() string { return w.lock.Key() }
 func (w *waiter) Look() { w.lock.stake.m.ep.keeper.look(&w.lock.stake) }
 
 func (w *waiter) Deaf(err error) {
-	w.lock.stake.m.log().error("", "the subscription failed, so waiters look for themselves until it is back", err)
+	w.lock.stake.m.log().error("redismutex: the subscription failed, so waiters look for themselves until it is back", err)
 }
 
 // The keeper tells.
@@ -202,14 +209,14 @@ func (w *waiter) unsure(err error) {
 	w.failing = true
 	w.mu.Unlock()
 	if !logged {
-		w.lock.stake.m.log().error(w.lock.Key(), "a waiter could not be kept, and is tried again", err)
+		w.lock.stake.m.log().error("a waiter goes on", doing("keep", w.lock.Key(), err))
 	}
 }
 
 func (w *waiter) over(why error) {
 	w.lock.stake.bury = true
 	w.mu.Lock()
-	w.void = fmt.Errorf("%w: %q: %w", errVoid, w.lock.Key(), why)
+	w.void = void{fmt.Errorf("redismutex: lock %q: %w", w.lock.Key(), why)}
 	w.mu.Unlock()
 	w.wake()
 }
@@ -242,8 +249,7 @@ func (l *Lock) descend(ctx context.Context) {
 func (l *Lock) late() error {
 	l.stake.bury = true
 	l.stake.m.ep.keeper.leave(&l.stake)
-	return fmt.Errorf("redismutex: lock %q: %w: %w", l.Key(), errVoid,
-		redisError(fmt.Errorf("the reply took longer than the TTL of %v", l.stake.m.ttl)))
+	return void{redisError(fmt.Errorf("lock %q: the reply took longer than the TTL of %v", l.Key(), l.stake.m.ttl))}
 }
 
 // refused is the error for an enter, begun at start, that led to nothing. It
@@ -255,7 +261,7 @@ func (l *Lock) refused(r request, start instant, reply reply, err error) error {
 		kind, data, _ := strings.Cut(reply.data, ":")
 		return fmt.Errorf("%w: %q, a %s", ErrNotLock, data, kind)
 	case errors.Is(err, ErrNotLock):
-		return fmt.Errorf("redismutex: lock %q: %w", key, err)
+		return doing("lock", key, err)
 	}
 	l.answered(start)
 	if err != nil {
@@ -268,10 +274,9 @@ func (l *Lock) refused(r request, start instant, reply reply, err error) error {
 	case err == errInterrupted:
 		return ended(r.ctx, key)
 	case err != nil:
-		return fmt.Errorf("redismutex: lock %q: %w", key, err)
+		return doing("lock", key, err)
 	case reply.status == busy:
 		return fmt.Errorf("%w: %q", ErrLock, key)
 	}
-	return fmt.Errorf("redismutex: lock %q: %w: %w", key, errVoid,
-		redisError(fmt.Errorf("unexpected status %d", reply.status)))
+	return void{redisError(fmt.Errorf("lock %q: unexpected status %d", key, reply.status))}
 }

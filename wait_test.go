@@ -43,6 +43,23 @@ func TestUnlockWakesTheWaiter(t *testing.T) {
 	})
 }
 
+// The same within a process, where the reply to the unlock brings the grant.
+func TestUnlockWakesAWaiterOfTheSameProcess(t *testing.T) {
+	inBubble(t, func(w *world) {
+		mutex := NewMutex(w.client(nil), "x")
+		for _, write := range []bool{true, false} {
+			holder := w.lock(mutex, true)
+			next := w.later(mutex, write)
+			w.unlock(holder)
+			l, took := w.got(next)
+			if took != 0 {
+				t.Errorf("it took %v", took)
+			}
+			w.unlock(l)
+		}
+	})
+}
+
 // Promise 6.
 func TestWaitersAreServedInOrder(t *testing.T) {
 	inBubble(t, func(w *world) {

@@ -45,7 +45,7 @@ own = string.match(id, '^(.*):%d+$')
 local status = GONE
 if mine then
 	redis.call('DEL', HOLDER)
-	held, status, shorter = 'none', LEFT, true
+	held, status = 'none', LEFT
 else
 	if lives(redis.call('ZSCORE', LEASES, id)) then
 		status = LEFT
