@@ -1,0 +1,110 @@
+package redismutex
+
+// This file answers: is what the README says of ACLs enough, and no more than
+// that?
+
+import (
+	"context"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redismutex/redismutex/internal/redistest"
+)
+
+// readmeACL is the README's ACL SETUSER command, as words.
+func readmeACL(t *testing.T) []string {
+	readme, err := os.ReadFile("README.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, rest, _ := strings.Cut(string(readme), "```\nACL ")
+	command, _, found := strings.Cut(rest, "\n```")
+	if !found {
+		t.Fatal("the README has no ACL command")
+	}
+	return append([]string{"ACL"}, strings.Fields(strings.ReplaceAll(command, "\\\n", " "))...)
+}
+
+func TestReadmeNamesTheCommandsOfTheScripts(t *testing.T) {
+	var used []string
+	scripts, err := files.ReadDir("lua")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range scripts {
+		for _, call := range regexp.MustCompile(`redis\.p?call\('(\w+)'`).FindAllStringSubmatch(mustRead(strings.TrimSuffix(f.Name(), ".lua")), -1) {
+			used = append(used, strings.ToLower(call[1]))
+		}
+	}
+	// What the client itself sends.
+	used = append(used, "evalsha", "eval", "subscribe", "unsubscribe", "ping", "hello", "info")
+	slices.Sort(used)
+	var allowed []string
+	for _, word := range readmeACL(t) {
+		if name, ok := strings.CutPrefix(word, "+"); ok {
+			allowed = append(allowed, name)
+		}
+	}
+	slices.Sort(allowed)
+	if used = slices.Compact(used); !slices.Equal(used, allowed) {
+		t.Errorf("the README allows %q, used are %q", allowed, used)
+	}
+}
+
+func TestReadmeACLIsEnough(t *testing.T) {
+	ctx := context.Background()
+	server := redistest.Start(t)
+	admin := server.Client(t)
+	var words []any
+	for _, word := range readmeACL(t) {
+		words = append(words, word)
+	}
+	if err := admin.Do(ctx, words...).Err(); err != nil {
+		t.Fatal(err)
+	}
+	var mu sync.Mutex
+	SetLog(func(format string, v ...any) {
+		mu.Lock()
+		defer mu.Unlock()
+		t.Errorf(format, v...)
+	})
+	defer SetLog(NopLog)
+	user := func() *redis.Client {
+		return server.Client(t, func(o *redis.Options) { o.Username, o.Password = "app", "secret" })
+	}
+	var wg sync.WaitGroup
+	for range 2 {
+		m := NewMutex(user(), "lock:x", WithTTL(MinTTL))
+		for i := range 4 {
+			wg.Go(func() {
+				for range 10 {
+					ask := m.RLockContext
+					if i%2 == 0 {
+						ask = m.LockContext
+					}
+					l, err := ask(ctx)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					if i == 0 {
+						time.Sleep(MinTTL) // work that outlasts the lease: it is renewed
+					}
+					if err := l.UnlockContext(ctx); err != nil {
+						t.Error(err)
+					}
+				}
+			})
+		}
+	}
+	wg.Wait()
+	if _, err := NewMutex(user(), "other").LockContext(ctx); err == nil {
+		t.Error("a lock outside of the ACL")
+	}
+}
