@@ -1,20 +1,18 @@
 package redismutex
 
-// This file answers: what does a lock cost, in what can be counted? Commands,
-// allocations, goroutines, bytes and round trips are exact, so they are guarded
-// here; time is measured by the benchmarks.
+// This file answers: what does a lock cost, in what can be counted? Commands and
+// round trips are exact, as are allocations (cost_memory_test.go), so they are
+// guarded; time is measured by the benchmarks.
 
 import (
 	"context"
 	"fmt"
-	"runtime"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
-	"github.com/redismutex/redismutex/internal/redistest"
 )
 
 func TestUncontendedLockIsTwoCommands(t *testing.T) {
@@ -68,31 +66,6 @@ func TestContendedLockIsTwoCommands(t *testing.T) {
 	}
 }
 
-func TestAllocationsOfAnUncontendedLock(t *testing.T) {
-	if raceEnabled {
-		t.Skip("the race detector allocates")
-	}
-	ctx := context.Background()
-	m := NewMutex(redistest.Start(t).Client(t), "x")
-	for _, write := range []bool{true, false} {
-		lock := m.RLockContext
-		if write {
-			lock = m.LockContext
-		}
-		n := testing.AllocsPerRun(1000, func() {
-			l, err := lock(ctx)
-			if err != nil {
-				t.Fatal(err)
-			}
-			l.Unlock()
-		})
-		t.Logf("writer=%v: %v allocations", write, n)
-		if n > 20 {
-			t.Errorf("writer=%v: %v allocations for Lock and Unlock", write, n)
-		}
-	}
-}
-
 // Renewals that fall due together share a round trip, and each lock's fate is
 // its own.
 func TestRenewalsShareRoundTripsNotFates(t *testing.T) {
@@ -127,50 +100,4 @@ func TestRenewalsShareRoundTripsNotFates(t *testing.T) {
 			}
 		}
 	})
-}
-
-// A held lock has no goroutine and no timer of its own, and is small.
-func TestHeldLockIsSmall(t *testing.T) {
-	const n = 2000
-	m := NewMutex(redistest.Start(t).Client(t), "x")
-	locks, names := make([]*Lock, n), make([]LockOption, n)
-	for i := range names {
-		names[i] = WithKey(fmt.Sprint(i))
-	}
-	hold := func() {
-		for i := range locks {
-			l, err := m.LockContext(context.Background(), names[i])
-			if err != nil {
-				t.Fatal(err)
-			}
-			locks[i] = l
-		}
-	}
-	free := func() {
-		for _, l := range locks {
-			l.Unlock()
-		}
-		clear(locks)
-	}
-	hold() // the pool, the heap of the keeper: what is there once, is there now
-	free()
-	goroutines, bytes := runtime.NumGoroutine(), liveBytes()
-	hold()
-	perLock := (liveBytes() - bytes) / n
-	if more := runtime.NumGoroutine() - goroutines; more > 0 {
-		t.Errorf("%d goroutines for %d held locks", more, n)
-	}
-	t.Logf("%d bytes for a held lock", perLock)
-	if !raceEnabled && perLock > 700 {
-		t.Errorf("%d bytes for a held lock", perLock)
-	}
-	free()
-}
-
-func liveBytes() int64 {
-	var m runtime.MemStats
-	runtime.GC()
-	runtime.GC()
-	runtime.ReadMemStats(&m)
-	return int64(m.HeapAlloc)
 }

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"net"
 	"os"
@@ -512,8 +511,9 @@ func TestBadInputIsRefused(t *testing.T) {
 			}
 		}
 		m := NewMutex(rc, "x")
+		var noContext context.Context
 		for want, o := range map[string]LockOption{
-			"empty key": WithKey(""), `"x:}"`: WithKey("}"), "nil context": WithContext(nil), "two contexts": WithContext(w.Context()), "nil option": nil,
+			"empty key": WithKey(""), `"x:}"`: WithKey("}"), "nil context": WithContext(noContext), "two contexts": WithContext(w.Context()), "nil option": nil,
 		} {
 			_, err := m.LockContext(w.Context(), o)
 			w.matches(err, ErrInvalid)
@@ -521,7 +521,7 @@ func TestBadInputIsRefused(t *testing.T) {
 				t.Errorf("%q does not say %q", err, want)
 			}
 		}
-		_, err := m.LockContext(nil) //lint:ignore SA1012 that is what is tested
+		_, err := m.LockContext(noContext)
 		w.matches(err, ErrInvalid)
 		if len(w.m.Keys()) != 0 {
 			t.Errorf("bad input wrote %q", w.m.Keys())
@@ -568,7 +568,6 @@ func TestPlainCallsLogTheirErrors(t *testing.T) {
 		}
 		SetLog(nil)
 		NewMutex(rc, "x").RLock()
-		_ = io.Discard
 	})
 }
 

@@ -1,5 +1,0 @@
-//go:build !race
-
-package redismutex
-
-const raceEnabled = false
