@@ -82,7 +82,10 @@ func (l *Lock) Err() error {
 }
 
 // Value is that of the parent context.
-func (l *Lock) Value(key any) any { return l.ctx.Value(key) }
+func (l *Lock) Value(key any) any {
+	_ = l.Err() // context.Cause asks here first: let it find the cause
+	return l.ctx.Value(key)
+}
 
 // Unlock ends the lock and hands it to the next in line. What goes wrong goes
 // to the log: [Lock.UnlockContext] returns it. It works when the parent

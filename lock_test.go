@@ -43,7 +43,13 @@ type world struct {
 func inBubble(t *testing.T, f func(w *world)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
-		m, _ := redistest.Mini(t)
+		m, rc := redistest.Mini(t)
+		// The faults are told by the scripts' digests: the server knows them.
+		for _, s := range []*script{lockScript, rlockScript, refreshScript, unlockScript} {
+			if err := rc.ScriptLoad(t.Context(), s.source.(string)).Err(); err != nil {
+				t.Fatal(err)
+			}
+		}
 		w := &world{t, m, faultnet.New(redistest.MiniDial(m))}
 		f(w)
 		// Whatever goes on in the background must come to its end.
@@ -185,10 +191,14 @@ func TestErrKnowsTheTimeBeforeTheTimers(t *testing.T) {
 	inBubble(t, func(w *world) {
 		l := w.lock(NewMutex(w.client(nil), "x"), true)
 		l.stake.until.Store(int64(now())) // as if the time had passed in a stop
+		w.matches(context.Cause(l), ErrLockLost)
 		if err := l.Err(); err != context.Canceled {
 			t.Error(err)
 		}
-		w.matches(context.Cause(l), ErrLockLost)
+		w.matches(l.UnlockContext(context.Background()), ErrLockLost)
+
+		l = w.lock(NewMutex(w.client(nil), "y"), true)
+		l.stake.until.Store(int64(now()))
 		w.matches(l.UnlockContext(context.Background()), ErrLockLost)
 	})
 }
