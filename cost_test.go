@@ -30,6 +30,10 @@ func TestUncontendedLockIsTwoCommands(t *testing.T) {
 			if n, _ := sent.reset(); n != 20 {
 				t.Errorf("%d commands for 10 locks", n)
 			}
+			time.Sleep(time.Minute)
+			if n, _ := sent.reset(); n != 0 {
+				t.Errorf("%d commands for locks that are unlocked", n)
+			}
 		})
 	}
 }

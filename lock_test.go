@@ -206,13 +206,15 @@ func TestErrKnowsTheTimeBeforeTheTimers(t *testing.T) {
 // A short outage is survived: errors are retried within the trust.
 func TestShortOutageLosesNothing(t *testing.T) {
 	inBubble(t, func(w *world) {
-		l := w.lock(NewMutex(w.client(w.link), "x"), true)
+		rc := w.client(w.link, func(o *redis.Options) { o.MaxRetries, o.DialerRetries = -1, 1 })
+		l := w.lock(NewMutex(rc, "x"), true)
 		for range 10 {
+			time.Sleep(time.Until(l.Until()) - DefaultTTL/2 - DefaultTTL/8) // just before it is renewed
 			w.link.Refuse(true)
 			w.link.Cut()
-			time.Sleep(DefaultTTL / 3)
+			time.Sleep(DefaultTTL / 4)
 			w.link.Refuse(false)
-			time.Sleep(DefaultTTL / 2)
+			time.Sleep(DefaultTTL / 4)
 		}
 		w.unlock(l)
 	})
@@ -349,25 +351,27 @@ func TestErrorsOfRedis(t *testing.T) {
 // LockContext returns when its context does, although Redis does not answer;
 // and nothing comes of it later.
 func TestLockContextReturnsWithItsContext(t *testing.T) {
-	inBubble(t, func(w *world) {
-		mutex := NewMutex(w.client(w.link), "x")
-		w.unlock(w.lock(mutex, true))
-		release := w.link.HoldRequest(lockScript.digest.(string))
-		ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
-		defer cancel()
-		start := time.Now()
-		_, err := mutex.LockContext(ctx)
-		w.matches(err, context.DeadlineExceeded)
-		if took := time.Since(start); took != 200*time.Millisecond {
-			t.Errorf("it took %v", took)
-		}
-		synctest.Wait()
-		release() // the enter arrives after its own leave
-		synctest.Wait()
-		if w.m.Exists("x") {
-			t.Error("a ghost holds the lock")
-		}
-	})
+	for _, timeout := range []time.Duration{time.Millisecond, 200 * time.Millisecond} {
+		inBubble(t, func(w *world) {
+			mutex := NewMutex(w.client(w.link), "x")
+			w.unlock(w.lock(mutex, true))
+			release := w.link.HoldRequest(lockScript.digest.(string))
+			ctx, cancel := context.WithTimeout(context.Background(), timeout)
+			defer cancel()
+			start := time.Now()
+			_, err := mutex.LockContext(ctx)
+			w.matches(err, context.DeadlineExceeded)
+			if took := time.Since(start); took != timeout {
+				t.Errorf("it took %v", took)
+			}
+			synctest.Wait()
+			release() // the enter arrives after its own leave
+			synctest.Wait()
+			if w.m.Exists("x") {
+				t.Error("a ghost holds the lock")
+			}
+		})
+	}
 }
 
 // Promise 4: the reply is lost and go-redis sends the request again.

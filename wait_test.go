@@ -103,6 +103,23 @@ func TestWaiterKeepsItsPlace(t *testing.T) {
 	})
 }
 
+// Promise 5: a waiter with a long TTL looks when the short lease of the holder
+// in front of it ends.
+func TestWaiterLooksWhenTheHoldersLeaseEnds(t *testing.T) {
+	for _, write := range []bool{true, false} {
+		inBubble(t, func(w *world) {
+			w.lock(NewMutex(w.client(w.link), "x", WithTTL(time.Second)), write)
+			w.link.Refuse(true)
+			w.link.Cut()
+			l, took := w.got(w.later(NewMutex(w.client(nil), "x", WithTTL(time.Hour)), true))
+			if took > time.Second+10*time.Millisecond {
+				t.Errorf("writer=%v: it took %v", write, took)
+			}
+			w.unlock(l)
+		})
+	}
+}
+
 // Promises 3 and 5: a crashed holder, or a crashed waiter, stands in the way no
 // longer than its lease, although nobody is there to hand on.
 func TestDeadParticipantsStandInTheWayNoLongerThanTheirLease(t *testing.T) {
@@ -434,6 +451,25 @@ func TestStaleMessageGivesNobodyALock(t *testing.T) {
 		waiter.Granted(7)
 		if got, _ := waiter.check(request{ctx: context.Background()}); got {
 			t.Error("it has the lock")
+		}
+	})
+}
+
+// With little trust left, a grant message alone gives nobody a lock either: the
+// lease is kept first, which here finds it gone.
+func TestMessageWithLittleTrustLeftIsChecked(t *testing.T) {
+	inBubble(t, func(w *world) {
+		mutex := NewMutex(w.client(nil), "x")
+		l := mutex.newLock(request{keys: mutex.keys, write: true})
+		waiter := &waiter{lock: l, signal: make(chan struct{}, 1)}
+		mutex.ep.keeper.add(&l.stake, standing, waiter, now().add(-DefaultTTL*7/8), reply{status: waiting, value: 1e9})
+		waiter.Granted(7)
+		if got, _ := waiter.check(request{ctx: context.Background()}); got {
+			t.Error("it has the lock")
+		}
+		synctest.Wait()
+		if _, err := waiter.check(request{ctx: context.Background()}); !isVoid(err) {
+			t.Error(err)
 		}
 	})
 }
