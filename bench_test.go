@@ -92,14 +92,19 @@ func BenchmarkContended(b *testing.B) {
 				for range who.clients {
 					clients = append(clients, distant(b, server, net.delay))
 				}
-				contend(b, clients, who.goroutines)
+				// Long enough that each goroutine has its turn many times.
+				turn := 500 * time.Millisecond
+				if net.delay > 0 {
+					turn = 3 * time.Second
+				}
+				contend(b, clients, who.goroutines, turn)
 			})
 		}
 	}
 }
 
-// contend runs the floor and the lock by turns, half a second each.
-func contend(b *testing.B, clients []*redis.Client, goroutines int) {
+// contend runs the floor and the lock by turns.
+func contend(b *testing.B, clients []*redis.Client, goroutines int, turn time.Duration) {
 	ctx := context.Background()
 	var mutexes []*redismutex.RWMutex
 	for _, rc := range clients {
@@ -116,7 +121,6 @@ func contend(b *testing.B, clients []*redis.Client, goroutines int) {
 		must(b, err)
 		must(b, l.UnlockContext(ctx))
 	}
-	const turn = 500 * time.Millisecond
 	run := func(f func(int)) (counts []int, waits []time.Duration) {
 		counts = make([]int, goroutines)
 		all := make([][]time.Duration, goroutines)

@@ -14,10 +14,9 @@ import (
 	"github.com/redismutex/redismutex/internal/redistest"
 )
 
-// The 18 of Lock and Unlock to write are: the Lock, its id, its context (2), the
-// arguments of two calls (2), the request and what is called with it (3); and in
-// go-redis two commands (2), a look at the connection before each (6), and the
-// token in the reply.
+// The 16 of Lock and Unlock to write are: the request, the Lock, its id, its
+// context (2), the arguments of two calls (2); and in go-redis two commands (2),
+// a look at the connection before each (6), and the token in the reply.
 func TestAllocationsOfAnUncontendedLock(t *testing.T) {
 	ctx := context.Background()
 	m := NewMutex(redistest.Start(t).Client(t), "x")

@@ -123,12 +123,7 @@ func (l *Lock) UnlockContext(ctx context.Context) error {
 	s := &l.stake
 	ep := s.m.ep
 	ep.keeper.remove(s)
-	r, err := interruptible(ctx, func(ctx context.Context) (reply, error) {
-		if ctx.Done() != nil {
-			ctx = context.WithoutCancel(ctx) // it is to be sent in any case
-		}
-		return ep.run(ctx, unlockScript, s.leaveCmd())
-	})
+	r, err := ep.interruptibly(ctx, unlockScript, s.leaveCmd())
 	if err != nil || r.status != left {
 		ep.box.Look(l.Key()) // the reply that was lost may have carried a grant
 	}

@@ -189,9 +189,7 @@ func (m *RWMutex) complete(r *request, opt []LockOption) error {
 func (m *RWMutex) attempt(r request) (*Lock, error) {
 	l := m.newLock(r)
 	start := now()
-	reply, err := interruptible(r.ctx, func(ctx context.Context) (reply, error) {
-		return l.stake.enter(ctx, true)
-	})
+	reply, err := l.stake.enter(r.ctx, true)
 	if err != nil || reply.status != granted {
 		return nil, l.refused(r, start, reply, err)
 	}
@@ -219,39 +217,9 @@ func (s *stake) enter(ctx context.Context, try bool) (reply, error) {
 	if s.write {
 		script = lockScript
 	}
-	r, err := s.m.ep.run(ctx, script, s.enterCmd(s.how(try)))
-	if err == nil {
-		s.m.ep.note(r, s.m.log())
-	}
+	r, err := s.m.ep.interruptibly(ctx, script, s.enterCmd(s.how(try)))
+	s.m.ep.note(r, s.m.log())
 	return r, err
 }
 
 func (m *RWMutex) log() logger { return logger{m.logger} }
-
-// interruptible runs f, and returns errInterrupted as soon as ctx ends, f going
-// on by itself: a context does not interrupt the read of a go-redis client.
-func interruptible(ctx context.Context, f func(context.Context) (reply, error)) (reply, error) {
-	if ctx.Done() == nil {
-		return f(ctx)
-	}
-	type answer struct {
-		reply reply
-		err   error
-	}
-	answers := make(chan answer, 1)
-	go func() {
-		r, err := f(ctx)
-		answers <- answer{r, err}
-	}()
-	select {
-	case a := <-answers:
-		if a.err != nil && ctx.Err() != nil {
-			return reply{}, errInterrupted
-		}
-		return a.reply, a.err
-	case <-ctx.Done():
-		return reply{}, errInterrupted
-	}
-}
-
-var errInterrupted = errors.New("interrupted")

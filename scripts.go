@@ -8,6 +8,7 @@ import (
 	"crypto/sha1"
 	"embed"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"regexp"
 	"strings"
@@ -141,6 +142,38 @@ func b2i(b bool) int {
 		return 1
 	}
 	return 0
+}
+
+var errInterrupted = errors.New("interrupted")
+
+// interruptibly is run, but returns errInterrupted as soon as ctx ends, while
+// the call goes on by itself: a context does not interrupt go-redis in a read.
+func (ep *endpoint) interruptibly(ctx context.Context, s *script, c cmd) (reply, error) {
+	if ctx.Done() == nil {
+		return ep.run(ctx, s, c)
+	}
+	type answer struct {
+		reply reply
+		err   error
+	}
+	answers := make(chan answer, 1)
+	go func() {
+		sent := ctx
+		if s == unlockScript {
+			sent = context.WithoutCancel(ctx) // it is to be sent in any case
+		}
+		r, err := ep.run(sent, s, c)
+		answers <- answer{r, err}
+	}()
+	select {
+	case a := <-answers:
+		if a.err != nil && ctx.Err() != nil {
+			return reply{}, errInterrupted
+		}
+		return a.reply, a.err
+	case <-ctx.Done():
+		return reply{}, errInterrupted
+	}
 }
 
 // run calls a script, again where it says that there is more to settle: every

@@ -83,9 +83,7 @@ func (m *RWMutex) stand(r request) (_ *Lock, stood bool, _ error) {
 	}
 
 	start := now()
-	reply, err := interruptible(r.ctx, func(ctx context.Context) (reply, error) {
-		return s.enter(ctx, false)
-	})
+	reply, err := s.enter(r.ctx, false)
 	if err != nil || reply.status != granted && reply.status != waiting {
 		return nil, false, l.refused(r, start, reply, err)
 	}
