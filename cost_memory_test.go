@@ -14,7 +14,7 @@ import (
 	"github.com/redismutex/redismutex/internal/redistest"
 )
 
-// The 16 of Lock and Unlock to write are: the request, the Lock, its id, its
+// The 17 of Lock and Unlock to write are: the request, the Lock, its id (2), its
 // context (2), the arguments of two calls (2); and in go-redis two commands (2),
 // a look at the connection before each (6), and the token in the reply.
 func TestAllocationsOfAnUncontendedLock(t *testing.T) {

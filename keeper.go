@@ -17,6 +17,7 @@ type stake struct {
 	m     *RWMutex
 	keys  *keys
 	id    string
+	idArg any    // the same, as scripts take it
 	n     uint64 // the id is the mailbox's name and n
 	write bool
 	bury  bool // an enter may still be under way: refuse it when the id leaves

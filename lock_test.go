@@ -585,6 +585,35 @@ func TestPlainCallsLogTheirErrors(t *testing.T) {
 	})
 }
 
+// A tracing hook of the client sees commands with the keys in them.
+func TestHooksSeeTheKeys(t *testing.T) {
+	inBubble(t, func(w *world) {
+		rc, spans := w.client(nil), &tracer{}
+		rc.AddHook(spans)
+		l := w.lock(NewMutex(rc, "some-key"), true)
+		w.unlock(l)
+		for _, command := range spans.commands {
+			if strings.HasPrefix(command, "evalsha") && !(strings.Contains(command, "some-key") && strings.Contains(command, l.ID())) {
+				t.Errorf("%q", command)
+			}
+		}
+	})
+}
+
+type tracer struct {
+	counter
+	commands []string
+}
+
+func (c *tracer) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		c.mu.Lock()
+		c.commands = append(c.commands, cmd.String())
+		c.mu.Unlock()
+		return next(ctx, cmd)
+	}
+}
+
 // Names: the derived keys are in the slot of the lock's key.
 func TestDerivedKeysShareTheSlot(t *testing.T) {
 	for _, name := range []string{"x", "a b", "замок", "a\x00b", strings.Repeat("k", 10_000), "{tag}x", "x{tag}", "{", "a{b", "{{b}", "{a}}b{c}"} {

@@ -120,6 +120,8 @@ type keys struct {
 	intents string // who waits?
 	leases  string // until when does each count?
 	token   string // which was the last fencing token?
+
+	args [4]any // the same, as scripts take them
 }
 
 // newKeys forms the keys of the lock named name. The slot of a key is that of
@@ -136,12 +138,14 @@ func newKeys(name string) (*keys, error) {
 		}
 		base = "{" + name + "}"
 	}
-	return &keys{
+	k := &keys{
 		holder:  name,
 		intents: base + ":lock-intent",
 		leases:  base + ":lease",
 		token:   base + ":token",
-	}, nil
+	}
+	k.args = [4]any{k.holder, k.intents, k.leases, k.token}
+	return k, nil
 }
 
 func hasHashTag(name string) bool {

@@ -208,9 +208,11 @@ func (m *RWMutex) newLock(r request) *Lock {
 	id = strconv.AppendUint(id, n, 10)
 	l := &Lock{}
 	l.stake.m, l.stake.keys, l.stake.n, l.stake.write = m, r.keys, n, r.write
-	l.stake.id = string(id)
+	l.stake.name(string(id))
 	return l
 }
+
+func (s *stake) name(id string) { s.id, s.idArg = id, id }
 
 func (s *stake) enter(ctx context.Context, try bool) (reply, error) {
 	script := rlockScript

@@ -76,10 +76,8 @@ type reply struct {
 	grants string // a message for the caller's own mailbox
 }
 
-// A cmd is one call of a script: what [redis.NewCmd] takes.
-//
-// The strings are passed by pointer, since a string in an interface is an
-// allocation and these live in the stake anyway.
+// A cmd is one call of a script: what [redis.NewCmd] takes. A string put in an
+// interface is an allocation, so what many calls share has been put there once.
 type cmd []any
 
 // keysAt is where the keys begin in a cmd: EVALSHA, the digest, the number of
@@ -92,27 +90,27 @@ func (s *stake) enterCmd(how any) cmd {
 		script = lockScript
 	}
 	return cmd{
-		"evalsha", script.digest, "4", &s.keys.holder, &s.keys.intents, &s.keys.leases, &s.keys.token,
-		&s.id, s.m.ttlArg, how,
+		"evalsha", script.digest, "4", s.keys.args[0], s.keys.args[1], s.keys.args[2], s.keys.args[3],
+		s.idArg, s.m.ttlArg, how,
 	}
 }
 
 func (s *stake) keepCmd() cmd {
 	return cmd{
-		"evalsha", refreshScript.digest, "4", &s.keys.holder, &s.keys.intents, &s.keys.leases, &s.keys.token,
-		&s.id, s.m.ttlArg, s.kind(),
+		"evalsha", refreshScript.digest, "4", s.keys.args[0], s.keys.args[1], s.keys.args[2], s.keys.args[3],
+		s.idArg, s.m.ttlArg, s.kind(),
 	}
 }
 
 // keepHoldCmd is keepCmd for a writer that holds. It needs no other key.
 func (s *stake) keepHoldCmd() cmd {
-	return cmd{"evalsha", refreshScript.digest, "1", &s.keys.holder, &s.id, s.m.ttlArg}
+	return cmd{"evalsha", refreshScript.digest, "1", s.keys.args[0], s.idArg, s.m.ttlArg}
 }
 
 func (s *stake) leaveCmd() cmd {
 	c := cmd{
-		"evalsha", unlockScript.digest, "4", &s.keys.holder, &s.keys.intents, &s.keys.leases, &s.keys.token,
-		&s.id, s.kind(), nil,
+		"evalsha", unlockScript.digest, "4", s.keys.args[0], s.keys.args[1], s.keys.args[2], s.keys.args[3],
+		s.idArg, s.kind(), nil,
 	}
 	if s.bury {
 		c[9] = s.m.buryArg
@@ -269,17 +267,11 @@ func (ep *endpoint) send(ctx context.Context, c cmd) *redis.Cmd {
 		}
 		return sent
 	}
-	// A plain Scripter boxes every argument anew.
 	var names []string
-	for _, key := range c[keysAt : keysAt+len(c.keys())] {
-		names = append(names, *key.(*string))
+	for _, key := range c.keys() {
+		names = append(names, key.(string))
 	}
-	args := append([]any(nil), c[keysAt+len(names):]...)
-	for i, arg := range args {
-		if s, ok := arg.(*string); ok {
-			args[i] = *s
-		}
-	}
+	args := c[keysAt+len(names):]
 	if c[0] == "eval" {
 		return ep.rc.Eval(ctx, c[1].(string), names, args...)
 	}

@@ -57,7 +57,8 @@ func (s *stage) party(write bool, ttl time.Duration, order order) *party {
 	m := &RWMutex{ep: s.ep, ttl: ttl, order: order,
 		ttlArg: fmt.Sprint(ttl.Milliseconds()), buryArg: fmt.Sprint(2 * ttl.Milliseconds())}
 	p := &party{stage: s}
-	p.m, p.stake.keys, p.write, p.id = m, s.keys, write, fmt.Sprintf("redismutex:box:%d", s.ids)
+	p.m, p.stake.keys, p.write = m, s.keys, write
+	p.name(fmt.Sprintf("redismutex:box:%d", s.ids))
 	return p
 }
 
@@ -512,7 +513,7 @@ func TestGrantsToOneMailboxTravelTogether(t *testing.T) {
 			s.Fatal(err)
 		}
 		w := s.writer()
-		w.id = "redismutex:another:1"
+		w.name("redismutex:another:1")
 		s.is(w.enter(), granted)
 		readers := []*party{s.reader(), s.reader(), s.reader()}
 		for _, r := range readers {
