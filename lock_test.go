@@ -592,6 +592,7 @@ func TestHooksSeeTheKeys(t *testing.T) {
 		rc.AddHook(spans)
 		l := w.lock(NewMutex(rc, "some-key"), true)
 		w.unlock(l)
+		synctest.Wait()
 		for _, command := range spans.commands {
 			if strings.HasPrefix(command, "evalsha") && !(strings.Contains(command, "some-key") && strings.Contains(command, l.ID())) {
 				t.Errorf("%q", command)
