@@ -31,9 +31,9 @@
 //  6. Order. First come, first served, as the requests arrive at the server,
 //     readers together, so that neither side starves. By choice writers first
 //     ([WithLockIntent]) or readers first ([WithReaderPriority]).
-//  7. One message per grant, to the one process that waits for it; grants to
-//     the same process travel together. A message that is lost costs time, not
-//     safety.
+//  7. One message per grant at the most, to the one process that waits for it;
+//     grants to the same process travel together. A message that is lost costs
+//     time, not safety.
 //  8. Nothing stays. Every key has a TTL. When the longest lease has run out
 //     nothing is left but the fencing counter, and that goes after a day.
 //  9. Tokens rise. Each lock to write carries a fencing token, greater than
@@ -59,9 +59,9 @@
 //
 // Four Lua scripts, on keys of one hash slot: enter to write, enter to read,
 // keep, leave. Whoever leaves hands the lock to the next in line within the
-// script, and publishes that to the mailbox of the one process concerned: a
-// Pub/Sub channel that all mutexes on a client share, and that is open only
-// while somebody waits. Who waits keeps its place by renewing its lease, as
+// script, and publishes that to the mailbox of the one process concerned, unless
+// it is its own: a Pub/Sub channel that all mutexes on a client share, and that
+// is open only while somebody waits. Who waits keeps its place by renewing its lease, as
 // does who holds, all those due at about the same time in one round trip. An
 // uncontended Lock and Unlock is two commands, and a lock that is held has
 // neither a goroutine nor a timer of its own.
