@@ -108,8 +108,12 @@ func (l *Lock) Unlock() {
 //     in the background until the lease ends, when the lock comes free by
 //     itself.
 //
-// In all cases the lock's context is done before Redis is asked.
+// In all these cases the lock's context is done before Redis is asked. A nil ctx
+// is refused with [ErrInvalid], and the lock stays as it is.
 func (l *Lock) UnlockContext(ctx context.Context) error {
+	if ctx == nil {
+		return fmt.Errorf("%w: nil context", ErrInvalid)
+	}
 	if l.until() <= now() {
 		l.over(errExpired)
 	}

@@ -537,6 +537,10 @@ func TestBadInputIsRefused(t *testing.T) {
 		}
 		_, err := m.LockContext(noContext)
 		w.matches(err, ErrInvalid)
+		l := w.lock(NewMutex(rc, "y"), false)
+		w.matches(l.UnlockContext(noContext), ErrInvalid)
+		w.unlock(l)
+		rc.Del(w.Context(), "{y}:token")
 		if len(w.m.Keys()) != 0 {
 			t.Errorf("bad input wrote %q", w.m.Keys())
 		}

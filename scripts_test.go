@@ -737,6 +737,29 @@ func TestForeignDataEndsAWait(t *testing.T) {
 	})
 }
 
+// Nor does anyone join a set that has come to stand there.
+func TestForeignSetIsNotJoined(t *testing.T) {
+	ctx := context.Background()
+	onBothServers(t, func(s *stage) {
+		holder, r, w := s.writer(), s.reader(), s.writer()
+		s.is(holder.enter(), granted)
+		s.is(r.enter(), waiting)
+		s.is(w.enter(), waiting)
+		s.rc.Del(ctx, s.keys.holder)
+		s.rc.SAdd(ctx, s.keys.holder, "data", w.id)
+		s.is(r.keep(), foreign)
+		s.is(s.reader().try(), foreign)
+		w.die()
+		s.is(holder.leave(), gone)
+		s.is(w.leave(), gone)
+		s.is(r.leave(), left)
+		members, ttl := s.rc.SCard(ctx, s.keys.holder).Val(), s.rc.PTTL(ctx, s.keys.holder).Val()
+		if members != 2 || ttl != -1 {
+			s.Errorf("%d members, of 2, live for %v", members, ttl)
+		}
+	})
+}
+
 // dump is all the data there is, but not how long it lives.
 func (s *stage) dump() string {
 	ctx := context.Background()

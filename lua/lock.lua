@@ -5,9 +5,8 @@
 --       2 ttl, in ms
 --       3 how: "join" or "try" (no trace is left when it fails), then ":" and
 --         the class of the rank, "0" or "1" (before all of class "0")
--- Reply the fencing token, an integer, where nobody stands in the way,
---       or the array {status, value, flags} of prelude.lua: granted, waiting,
---       busy, buried or foreign.
+-- Reply the fencing token, an integer, where nobody stands in the way, or as of
+--       prelude.lua: granted, waiting, busy, buried or foreign.
 
 -- Nobody waits and there is no lease, hence no reader and no tombstone either.
 if redis.call('EXISTS', KEYS[2], KEYS[3]) == 0

@@ -50,6 +50,9 @@ local now = math.floor(us / 1000)
 
 -- What the holder key is: 'none', 'string', 'set', or what is no lock.
 local held = mine and 'string' or redis.call('TYPE', HOLDER).ok
+if held == 'set' and redis.call('PTTL', HOLDER) == -1 then
+	held = 'alien' -- nobody may join it, or be taken out of it
+end
 
 -- Whether the longest lease may have ended or gone.
 local shorter = false
