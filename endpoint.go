@@ -9,6 +9,7 @@ import (
 	"math"
 	"reflect"
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -21,6 +22,14 @@ import (
 
 // channelPrefix begins the name of every mailbox, for the sake of ACLs.
 const channelPrefix = "redismutex:"
+
+// The names of this process' mailboxes begin alike, so that ids of one process
+// come before, or behind, those of another on all nodes: this decides between
+// equal ranks.
+var (
+	mailboxes = channelPrefix + strings.ToLower(rand.Text()[:13]) + "."
+	boxes     atomic.Uint64
+)
 
 // An endpoint is one Redis client: the mailbox on which this process hears of
 // its grants there, the ids drawn from it, and the keeper of its leases.
@@ -35,6 +44,9 @@ type endpoint struct {
 	resend time.Duration // a call that took as long may have been sent twice
 	mute   atomic.Bool   // PUBLISH is refused
 	looked atomic.Bool   // the server's settings have been looked at
+
+	addr string                  // "" if rc does not say
+	sick atomic.Pointer[illness] // nil: it is well
 }
 
 // endpoints holds the endpoint of each client for as long as a mutex uses it.
@@ -70,6 +82,9 @@ func endpointOf(rc redis.Scripter) *endpoint {
 
 func newEndpoint(rc redis.Scripter) *endpoint {
 	ep := &endpoint{rc: rc, resend: resendAfter(rc)}
+	if rc, ok := rc.(interface{ Options() *redis.Options }); ok {
+		ep.addr = rc.Options().Addr
+	}
 	if p, ok := rc.(interface {
 		Process(context.Context, redis.Cmder) error
 	}); ok {
@@ -84,7 +99,7 @@ func newEndpoint(rc redis.Scripter) *endpoint {
 	if _, ring := rc.(*redis.Ring); ring {
 		sub = nil
 	}
-	ep.box = mailbox.New(sub, channelPrefix+strings.ToLower(rand.Text()[:16]))
+	ep.box = mailbox.New(sub, mailboxes+strconv.FormatUint(boxes.Add(1), 10))
 	ep.keeper.ep = ep
 	return ep
 }

@@ -6,37 +6,11 @@ import (
 	"container/heap"
 	"context"
 	"errors"
+	"math"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 )
-
-// A stake is one id on one endpoint: what is waited for, or held, under it.
-type stake struct {
-	m     *RWMutex
-	keys  *keys
-	id    string
-	idArg any    // the same, as scripts take it
-	n     uint64 // the id is the mailbox's name and n
-	write bool
-	bury  bool // an enter may still be under way: refuse it when the id leaves
-
-	// until is how long the lease on the server can be trusted: the start of
-	// the last call that Redis acknowledged, and the TTL, less a margin for
-	// clocks that do not run alike.
-	until atomic.Int64
-
-	// The rest is the keeper's, under its mutex.
-	role  role
-	owner owner
-	due   instant       // when to call next
-	exact bool          // not a moment earlier
-	pause time.Duration // between looks, while no message can come
-	limit instant       // when it is over: until, or when to give up leaving
-	next  instant       // the earlier of due and limit
-	place int           // in the heap, and 1 more: 0 is outside
-}
 
 // A role is what the keeper does for a stake.
 type role uint8
@@ -45,43 +19,20 @@ const (
 	standing role = iota // in the queue: keep it
 	holding              // keep it
 	leaving              // have it leave
+	watching             // say when its time is over
 )
 
-// An owner is told what becomes of its stake.
-type owner interface {
-	// kept says that Redis has acknowledged the lease.
-	kept(reply)
-	// unsure says that a call failed; it is made again.
-	unsure(error)
-	// over says that the stake is out of the keeper's hands: the id is not
-	// known to the server, or trust has ended.
-	over(error)
-}
+// never is later than anything.
+const never = instant(math.MaxInt64)
 
 var (
 	errGone    = errors.New("unknown to Redis: its data was lost, or the lease ran out there")
 	errExpired = errors.New("not renewed within its lease")
 )
 
-// trusted is how long a lease can be trusted that was acknowledged by a call
-// begun at start.
-func (m *RWMutex) trusted(start instant) instant {
-	drift := m.ttl/100 + 2*time.Millisecond
-	return start.add(m.ttl - drift)
-}
-
 // retry is how soon a call that failed is made again, and how far calls are
 // brought forward to share a round trip.
 func (m *RWMutex) retry() time.Duration { return min(m.ttl/16, time.Second) }
-
-// trust notes that a call begun at start has been acknowledged.
-func (s *stake) trust(start instant) {
-	s.limit = s.m.trusted(start)
-	if s.place != 0 { // an earlier call may be answered after a later one
-		s.limit = max(s.limit, instant(s.until.Load()))
-	}
-	s.until.Store(int64(s.limit))
-}
 
 // A keeper calls for the stakes of one endpoint when they fall due, those that
 // fall due together in one round trip, and ends the trust in those that were
@@ -97,12 +48,12 @@ type keeper struct {
 	armed instant // when the timer fires; 0: it does not
 }
 
-// add takes charge of a stake that a call begun at start has acknowledged.
-func (k *keeper) add(s *stake, role role, o owner, start instant, r reply) {
+// add takes charge of a stake that is trusted: a call begun at start has been
+// acknowledged.
+func (k *keeper) add(s *stake, role role, start instant, r reply) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	s.role, s.owner = role, o
-	s.trust(start)
+	s.role = role
 	s.schedule(start, r)
 	k.push(s)
 }
@@ -113,32 +64,70 @@ func (k *keeper) leave(s *stake) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	start := now()
-	s.role, s.owner = leaving, nobody{}
-	s.limit = start.add(s.m.ttl)
+	s.role = leaving
+	s.limit.Store(int64(start.add(s.lock.m.ttl)))
 	s.due, s.exact = start, true
 	k.push(s)
 }
 
-// look has a stake kept at once.
-func (k *keeper) look(s *stake) {
+// watch says at limit that it is over with a stake, and does nothing else.
+func (k *keeper) watch(s *stake, limit instant) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if s.place == 0 {
-		return
-	}
-	s.due, s.exact = now(), true
+	s.role, s.due, s.exact = watching, never, true
+	s.limit.Store(int64(limit))
 	k.push(s)
 }
 
-// handOver makes a stake in the queue one that holds, unless it is over.
-func (k *keeper) handOver(s *stake, o owner) bool {
+// look has a stake kept at that time, if not earlier.
+func (k *keeper) look(s *stake, at instant) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if s.place == 0 {
-		return false
+	k.lookAt(s, at)
+}
+
+func (k *keeper) lookAt(s *stake, at instant) {
+	if s.place == 0 || s.role == watching || s.due < at {
+		return
 	}
-	s.role, s.owner = holding, o
-	return true
+	s.due, s.exact = at, true
+	k.push(s)
+}
+
+// check has a stake kept soon, and then at growing intervals.
+func (k *keeper) check(s *stake) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.lookAt(s, now().add(s.longer(minPause)))
+}
+
+// raise has a token raised, by a call that is given no more time than any other
+// before the lock is granted.
+func (k *keeper) raise(s *stake, token uint64) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if s.raises && s.lock.ballot.raise.Load() == token {
+		return
+	}
+	s.raises = true
+	s.lock.ballot.raise.Store(token)
+	if s.place == 0 {
+		return // add will see it
+	}
+	s.limit.Store(int64(min(s.until(), now().add(s.lock.m.patience))))
+	k.lookAt(s, now())
+}
+
+// hold makes a stake that stands in the queue one that holds.
+func (k *keeper) hold(s *stake) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if s.place == 0 || s.role != standing {
+		return
+	}
+	s.role, s.pause = holding, 0
+	s.due, s.exact = s.until().add(s.lock.m.drift-s.lock.m.ttl/2), false
+	k.push(s)
 }
 
 // remove ends the keeper's charge, and says whether it had any.
@@ -152,17 +141,16 @@ func (k *keeper) drop(s *stake) bool {
 	if s.place == 0 {
 		return false
 	}
-	heap.Remove(&k.heap, s.place-1)
+	heap.Remove(&k.heap, int(s.place-1))
 	return true
 }
 
 // push puts s where its due time belongs.
 func (k *keeper) push(s *stake) {
-	s.next = min(s.due, s.limit)
 	if s.place == 0 {
 		heap.Push(&k.heap, s)
 	} else {
-		heap.Fix(&k.heap, s.place-1)
+		heap.Fix(&k.heap, int(s.place-1))
 	}
 	k.arm()
 }
@@ -170,10 +158,10 @@ func (k *keeper) push(s *stake) {
 // arm sets the timer if it would come too late. That it may come too early
 // keeps the fast path from touching it: a lock seldom lives half its TTL.
 func (k *keeper) arm() {
-	if len(k.heap) == 0 || k.armed != 0 && k.armed <= k.heap[0].next {
+	if len(k.heap) == 0 || k.armed != 0 && k.armed <= k.heap[0].next() {
 		return
 	}
-	k.armed = k.heap[0].next
+	k.armed = k.heap[0].next()
 	wait := time.Duration(k.armed - now())
 	if k.timer == nil {
 		k.timer = time.AfterFunc(wait, k.wake)
@@ -184,28 +172,28 @@ func (k *keeper) arm() {
 
 // wake ends what has ended, and calls for what is due.
 func (k *keeper) wake() {
-	var due []*stake
-	var over []owner
+	var due, over []*stake
 	k.mu.Lock()
 	start := now()
 	for len(k.heap) > 0 {
 		s := k.heap[0]
-		if s.limit <= start {
+		if s.until() <= start {
 			k.drop(s)
-			over = append(over, s.owner)
+			if s.role != leaving {
+				over = append(over, s)
+			}
 			continue
 		}
 		// What falls due soon shares the round trip.
 		soon := start
 		if !s.exact {
-			soon = start.add(s.m.retry())
+			soon = start.add(s.lock.m.retry())
 		}
-		if s.next > soon {
+		if s.next() > soon {
 			break
 		}
 		// Should the call hang, another one is made, on another connection.
-		s.due, s.exact = start.add(2*s.m.retry()), true
-		s.next = min(s.due, s.limit)
+		s.due, s.exact = start.add(2*s.lock.m.retry()), true
 		heap.Fix(&k.heap, 0)
 		due = append(due, s)
 	}
@@ -216,8 +204,8 @@ func (k *keeper) wake() {
 	for together := range slices.Chunk(due, chunk) {
 		go k.call(together)
 	}
-	for _, o := range over {
-		o.over(errExpired)
+	for _, s := range over {
+		s.lock.over(s, errExpired)
 	}
 }
 
@@ -238,7 +226,7 @@ func (k *keeper) call(due []*stake) {
 	var again []*call
 	for _, c := range calls {
 		if c.script == refreshScript && c.err == nil && c.reply.status == gone && len(c.cmd.keys()) == 1 {
-			c.cmd = c.stake.keepCmd()
+			c.cmd = c.stake.keepCmd(0)
 			again = append(again, c)
 		}
 	}
@@ -248,7 +236,7 @@ func (k *keeper) call(due []*stake) {
 	for _, c := range calls {
 		k.answer(c, start)
 		if c.mayHaveHandedOn() {
-			lost[c.stake.keys.holder] = true
+			lost[c.stake.Key()] = true
 		}
 	}
 	for key := range lost {
@@ -259,7 +247,7 @@ func (k *keeper) call(due []*stake) {
 // mayHaveHandedOn says whether c is a leave of somebody who stood in the queue,
 // or held, whose reply is lost, and with it perhaps a grant.
 func (c *call) mayHaveHandedOn() bool {
-	return c.script == unlockScript && c.stake.until.Load() != 0 && (c.err != nil || c.reply.status != left)
+	return c.script == unlockScript && c.stake.acked && (c.err != nil || c.reply.status != left)
 }
 
 // calls is the call for each of due, and when the last of them is of no use.
@@ -267,18 +255,21 @@ func (k *keeper) calls(due []*stake) (calls []*call, limit instant) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	calls = make([]*call, len(due))
-	limit = due[0].limit
+	limit = due[0].until()
 	for i, s := range due {
 		c := &call{stake: s, script: refreshScript}
+		if s.raises {
+			c.raise = s.lock.ballot.raise.Load()
+		}
 		switch {
 		case s.role == leaving:
 			c.script, c.cmd = unlockScript, s.leaveCmd()
-		case s.role == holding && s.write:
+		case s.role == holding && s.lock.write && !s.raises:
 			c.cmd = s.keepHoldCmd()
 		default:
-			c.cmd = s.keepCmd()
+			c.cmd = s.keepCmd(c.raise)
 		}
-		calls[i], limit = c, max(limit, s.limit)
+		calls[i], limit = c, max(limit, s.until())
 	}
 	return calls, limit
 }
@@ -286,37 +277,45 @@ func (k *keeper) calls(due []*stake) (calls []*call, limit instant) {
 // answer takes the answer to a call that was begun at start.
 func (k *keeper) answer(c *call, start instant) {
 	s, r, err := c.stake, c.reply, c.err
-	k.ep.note(r, s.m.log())
+	k.ep.note(r, s.lock.m.log())
 	k.ep.box.Deliver(r.grants)
 	k.mu.Lock()
-	if s.place == 0 || (s.role == leaving) != (c.script == unlockScript) {
+	if s.place == 0 || s.role == watching || (s.role == leaving) != (c.script == unlockScript) {
 		k.mu.Unlock()
 		return // it has ended, or been unlocked, meanwhile
 	}
-	o := s.owner
+	role := s.role
 	switch {
 	case err != nil:
-		s.due, s.exact = now().add(s.m.retry()), true
+		s.due, s.exact = now().add(s.lock.m.retry()), true
 		k.push(s)
 		k.mu.Unlock()
-		o.unsure(err)
-	case s.role == leaving && r.more:
+		if role != leaving {
+			s.lock.unsure(s, start, err)
+		}
+	case role == leaving && r.more:
 		s.due, s.exact = now(), true
 		k.push(s)
 		k.mu.Unlock()
-	case s.role == leaving || r.status != granted && r.status != waiting:
+	case role == leaving:
 		k.drop(s)
 		k.mu.Unlock()
-		o.over(errGone)
+	case r.status != granted && r.status != waiting:
+		k.drop(s)
+		k.mu.Unlock()
+		s.lock.over(s, errGone)
 	default:
 		s.trust(start)
+		if s.raises && c.raise == s.lock.ballot.raise.Load() {
+			s.raises = false
+		}
 		s.schedule(start, r)
 		if r.more {
 			s.due, s.exact = now(), true
 		}
 		k.push(s)
 		k.mu.Unlock()
-		o.kept(r)
+		s.lock.kept(s, start, r)
 	}
 }
 
@@ -327,46 +326,57 @@ const (
 
 // schedule sets when the next call for s is due, after an acknowledged one: at
 // half the TTL; for a waiter also when the lease in front of it ends, since
-// then nobody may be there to hand on; and often if no message can reach it.
+// then nobody may be there to hand on; and often if no message can reach it, or
+// somebody else may wait for what it has been granted in vain.
 func (s *stake) schedule(start instant, r reply) {
-	s.due, s.exact = start.add(s.m.ttl/2), false
-	if s.role != standing || r.status != waiting {
-		return
+	m, t := s.lock.m, now()
+	s.due, s.exact = start.add(m.ttl/2), false
+	sooner := func(at instant) {
+		if at < s.due {
+			s.due, s.exact = at, true
+		}
 	}
-	t := now()
-	if front := t.add(time.Duration(r.value+1) * time.Millisecond); front < s.due {
-		s.due, s.exact = front, true
-	}
-	if s.m.ep.pushed() {
-		s.pause = 0
-	} else {
-		s.pause = min(max(2*s.pause, minPause), maxPause)
-		if look := t.add(s.pause); look < s.due {
-			s.due, s.exact = look, true
+	switch {
+	case s.raises:
+		sooner(t)
+	case s.role != standing:
+	case r.status != waiting:
+		if s.pause != 0 {
+			sooner(t.add(s.longer(m.ttl / 2)))
+		}
+	default:
+		sooner(t.add(time.Duration(r.value+1) * time.Millisecond))
+		if s.node().pushed() {
+			s.pause = 0
+		} else {
+			sooner(t.add(s.longer(maxPause)))
 		}
 	}
 }
 
-// nobody owns a stake that leaves.
-type nobody struct{}
+// longer makes the pause between looks longer, but no longer than most.
+func (s *stake) longer(most time.Duration) time.Duration {
+	pause := min(max(2*time.Duration(s.pause)*time.Millisecond, minPause), most)
+	s.pause = int32(pause / time.Millisecond)
+	return pause
+}
 
-func (nobody) kept(reply)   {}
-func (nobody) unsure(error) {}
-func (nobody) over(error)   {}
+// next is when something is to be done for s.
+func (s *stake) next() instant { return min(s.due, s.until()) }
 
 // stakes is a heap, by next.
 type stakes []*stake
 
 func (h stakes) Len() int           { return len(h) }
-func (h stakes) Less(i, j int) bool { return h[i].next < h[j].next }
+func (h stakes) Less(i, j int) bool { return h[i].next() < h[j].next() }
 func (h stakes) Swap(i, j int) {
 	h[i], h[j] = h[j], h[i]
-	h[i].place, h[j].place = i+1, j+1
+	h[i].place, h[j].place = int32(i+1), int32(j+1)
 }
 func (h *stakes) Push(x any) {
 	s := x.(*stake)
 	*h = append(*h, s)
-	s.place = len(*h)
+	s.place = int32(len(*h))
 }
 func (h *stakes) Pop() any {
 	last := len(*h) - 1

@@ -6,9 +6,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"runtime"
+	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/redismutex/redismutex/internal/quorum"
 )
 
 // A Lock is a lock that has been granted, to write or to read. It is a
@@ -27,27 +29,48 @@ import (
 // must be unlocked: a Lock that is forgotten is renewed for as long as the
 // process lives.
 type Lock struct {
-	ctx    context.Context
+	ctx    context.Context // the caller's, until the lock is granted
 	cancel context.CancelCauseFunc
-	stake  stake
+	m      *RWMutex
+	keys   *keys
 	token  uint64
-	fate   atomic.Int32          // held, then unlocked or lost
-	doubt  atomic.Pointer[error] // why the last renewal failed
+	until  atomic.Int64 // when the trust in it ends
+
+	write, try bool
+	stood      bool // it has stood in the queue
+	phase      phase
+	mu         sync.Mutex // guards it, stood, and the rest
+
+	signal chan struct{} // holds one; nil: nobody sleeps on it
+	stakes []*stake      // one on each node
+	ballot *ballot       // nil with one node
 }
 
 var _ context.Context = (*Lock)(nil)
 
+// A phase is what has become of a request.
+type phase uint8
+
 const (
-	fateHeld int32 = iota
-	fateUnlocked
-	fateLost
+	wanted   phase = iota // it waits
+	held                  // it is a lock
+	unlocked              // it was one
+	lost                  // it was one
+	given                 // it was given up, and never was one
 )
 
-// ID is the lock's id: unique, and what Redis knows it by.
-func (l *Lock) ID() string { return l.stake.id }
+// ID is the lock's id: unique, and what Redis knows it by. With several nodes
+// each knows it by an id of its own; this is the one on the first of them, unless
+// that has forgotten it and got another one.
+func (l *Lock) ID() string {
+	if l.ballot != nil {
+		return l.ballot.id.(string)
+	}
+	return l.stakes[0].id.(string)
+}
 
 // Key is the Redis key that is locked.
-func (l *Lock) Key() string { return l.stake.keys.holder }
+func (l *Lock) Key() string { return l.keys.holder }
 
 // Token is the fencing token: greater than every token granted on this key
 // before. Whoever is written to under the lock can refuse a token lower than
@@ -58,10 +81,9 @@ func (l *Lock) Token() uint64 { return l.token }
 // Until is how long the lock can be trusted if it were not renewed any more.
 // It moves on with each renewal. It counts from the moment before the last
 // successful renewal was sent, less a margin for clocks that do not run alike
-// (a hundredth of the TTL and 2 ms).
-func (l *Lock) Until() time.Time { return l.until().time() }
-
-func (l *Lock) until() instant { return instant(l.stake.until.Load()) }
+// (see [WithDriftFactor]). With several nodes it is when the trust in so many of
+// them has ended that no majority is left.
+func (l *Lock) Until() time.Time { return instant(l.until.Load()).time() }
 
 // Deadline is that of the parent context.
 func (l *Lock) Deadline() (deadline time.Time, ok bool) { return l.ctx.Deadline() }
@@ -74,12 +96,14 @@ func (l *Lock) Done() <-chan struct{} { return l.ctx.Done() }
 // has fired, that its lease is over.
 func (l *Lock) Err() error {
 	err := l.ctx.Err()
-	if err == nil && l.fate.Load() == fateHeld && l.until() <= now() {
-		l.over(errExpired)
+	if err == nil && l.expired() {
+		l.expire()
 		err = l.ctx.Err()
 	}
 	return err
 }
+
+func (l *Lock) expired() bool { return instant(l.until.Load()) <= now() }
 
 // Value is that of the parent context.
 func (l *Lock) Value(key any) any {
@@ -93,7 +117,7 @@ func (l *Lock) Value(key any) any {
 func (l *Lock) Unlock() {
 	err := l.UnlockContext(context.Background())
 	if err != nil && !errors.Is(err, ErrUnlocked) {
-		l.stake.m.log().error("", err)
+		l.m.log().error("", err)
 	}
 }
 
@@ -108,63 +132,37 @@ func (l *Lock) Unlock() {
 //     in the background until the lease ends, when the lock comes free by
 //     itself.
 //
+// With several nodes it takes a majority to confirm it, and all of them are
+// waited for, but none longer than the node time-out: see [NewRedlock].
+//
 // In all these cases the lock's context is done before Redis is asked. A nil ctx
 // is refused with [ErrInvalid], and the lock stays as it is.
 func (l *Lock) UnlockContext(ctx context.Context) error {
 	if ctx == nil {
 		return fmt.Errorf("%w: nil context", ErrInvalid)
 	}
-	if l.until() <= now() {
-		l.over(errExpired)
+	if l.expired() {
+		l.expire()
 	}
-	if !l.fate.CompareAndSwap(fateHeld, fateUnlocked) {
-		if l.fate.Load() == fateUnlocked {
-			return fmt.Errorf("%w: %q", ErrUnlocked, l.Key())
-		}
+	l.mu.Lock()
+	phase := l.phase
+	if phase == held {
+		l.phase = unlocked
+	}
+	l.mu.Unlock()
+	switch phase {
+	case unlocked:
+		return fmt.Errorf("%w: %q", ErrUnlocked, l.Key())
+	case lost:
 		return fmt.Errorf("%w: %q", ErrLockLost, l.Key())
 	}
 	l.cancel(ErrUnlocked)
-	s := &l.stake
-	ep := s.m.ep
-	ep.keeper.remove(s)
-	r, err := ep.interruptibly(ctx, unlockScript, s.leaveCmd())
-	if err != nil || r.status != left {
-		ep.box.Look(l.Key()) // the reply that was lost may have carried a grant
-	}
-	switch {
-	case err == errInterrupted:
-		ep.keeper.leave(s)
-		return ended(ctx, l.Key())
-	case err != nil:
-		ep.keeper.leave(s)
-		return doing("unlock", l.Key(), err)
-	case r.status != left:
+	t, n := l.leave(ctx), len(l.stakes)
+	switch quorum.Decide(n, t.left, n-t.left-len(t.errs)) {
+	case quorum.Yes:
+		return nil
+	case quorum.No:
 		return fmt.Errorf("%w: %q: it was not held any more when it was unlocked", ErrLockLost, l.Key())
 	}
-	ep.note(r, s.m.log())
-	if r.grants != "" {
-		runtime.Gosched() // whoever was granted goes first
-	}
-	return nil
-}
-
-// The keeper says what becomes of the lease.
-
-func (l *Lock) kept(reply) { l.doubt.Store(nil) }
-
-func (l *Lock) unsure(err error) { l.doubt.Store(&err) }
-
-func (l *Lock) over(why error) {
-	if !l.fate.CompareAndSwap(fateHeld, fateLost) {
-		return
-	}
-	if doubt := l.doubt.Load(); doubt != nil && why == errExpired {
-		why = fmt.Errorf("%w: %w", why, *doubt)
-	}
-	var err error = caused{ErrLockLost, fmt.Errorf("%q: %w", l.Key(), why)}
-	l.cancel(err)
-	m := l.stake.m
-	m.log().error("", err)
-	// A renewal whose reply was lost may have kept it on the server.
-	m.ep.keeper.leave(&l.stake)
+	return t.err(ctx, l)
 }

@@ -65,6 +65,72 @@ func WithLogger(l *slog.Logger) MutexOption {
 	}
 }
 
+// WithDriftFactor sets how far clocks that do not run alike may have drifted
+// apart when a lease ends: a lease is trusted for that part of the TTL less, and
+// 2 ms. It is 0.01 by default, and at most 0.25, since a lock is renewed at half
+// its TTL.
+func WithDriftFactor(factor float64) MutexOption {
+	return func(m *RWMutex) error {
+		if !(factor >= 0 && factor <= maxFactor) {
+			return fmt.Errorf("%w: drift factor %v, want 0 to %v", ErrInvalid, factor, maxFactor)
+		}
+		m.factors.drift = &factor
+		return nil
+	}
+}
+
+// WithTimeoutFactor sets how long one node of a mutex of [NewRedlock] is waited
+// for, as a part of the TTL: after that time the lock goes on without it. By
+// default it is 0.05 of the TTL, but at most a second. It is never less than 50 ms,
+// which is what a distant node needs, or a quarter of the TTL if that is
+// shorter; and the factor is at most 0.25. A mutex on one Redis refuses it, since it has
+// nothing to go on with.
+func WithTimeoutFactor(factor float64) MutexOption {
+	return func(m *RWMutex) error {
+		if !(factor > 0 && factor <= maxFactor) {
+			return fmt.Errorf("%w: timeout factor %v, want more than 0 and at most %v", ErrInvalid, factor, maxFactor)
+		}
+		m.factors.timeout = &factor
+		return nil
+	}
+}
+
+// factors are parts of the TTL, if they have been set.
+type factors struct{ drift, timeout *float64 }
+
+const (
+	defaultDriftFactor   = 0.01
+	defaultTimeoutFactor = 0.05
+	maxFactor            = 0.25
+
+	minDrift       = 2 * time.Millisecond
+	minNodeTimeout = 50 * time.Millisecond
+	maxNodeTimeout = time.Second // by default
+)
+
+// setFactors sets what the factors, or their defaults, come to with n nodes.
+func (m *RWMutex) setFactors(n int) error {
+	part := func(factor float64) time.Duration { return time.Duration(factor * float64(m.ttl)) }
+	m.drift = part(defaultDriftFactor)
+	if f := m.factors.drift; f != nil {
+		m.drift = part(*f)
+	}
+	m.drift += minDrift
+	if n == 1 {
+		if m.factors.timeout != nil {
+			return fmt.Errorf("%w: WithTimeoutFactor is for several nodes", ErrInvalid)
+		}
+		return nil
+	}
+	m.patience = min(part(defaultTimeoutFactor), maxNodeTimeout)
+	if f := m.factors.timeout; f != nil {
+		m.patience = part(*f)
+	}
+	m.patience = max(m.patience, min(minNodeTimeout, m.ttl/4))
+	m.ranks = processRanks
+	return nil
+}
+
 // An order decides who of those that wait is next. It is no more than the
 // class that a participant's rank is in.
 type order int

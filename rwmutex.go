@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"log/slog"
 	"reflect"
+	"slices"
 	"strconv"
 	"time"
 
@@ -22,13 +23,18 @@ import (
 // and no goroutine of its own, needs no closing, and is cheap enough to be made
 // for each use.
 type RWMutex struct {
-	ep     *endpoint
+	nodes  []*endpoint
 	name   string
 	keys   *keys
 	ttl    time.Duration
 	order  order
 	logger *slog.Logger
 	err    error // what every call is refused with
+
+	drift    time.Duration // how much less than a TTL a lease is trusted
+	patience time.Duration // the node time-out; 0 with one node
+	ranks    *ranks        // nil with one node
+	factors  factors
 
 	ttlArg  any // the TTL, and how long a tombstone stays, as scripts take them
 	buryArg any
@@ -45,6 +51,13 @@ type RWMutex struct {
 //
 // What is wrong with the arguments, every call that locks says.
 func NewMutex(rc redis.Scripter, name string, opt ...MutexOption) *RWMutex {
+	m := newMutex(name, opt)
+	m.finish([]redis.Scripter{rc})
+	return m
+}
+
+// newMutex makes a mutex that has no node yet.
+func newMutex(name string, opt []MutexOption) *RWMutex {
 	m := &RWMutex{name: name, ttl: DefaultTTL}
 	m.keys, m.err = newKeys(name)
 	for _, o := range opt {
@@ -54,15 +67,36 @@ func NewMutex(rc redis.Scripter, name string, opt ...MutexOption) *RWMutex {
 		}
 		m.err = errors.Join(m.err, o(m))
 	}
-	if v := reflect.ValueOf(rc); !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil() {
-		m.err = errors.Join(m.err, fmt.Errorf("%w: nil client", ErrInvalid))
-	}
-	if m.err == nil {
-		m.ep = endpointOf(rc)
-		m.ttlArg = strconv.FormatInt(m.ttl.Milliseconds(), 10)
-		m.buryArg = strconv.FormatInt(2*m.ttl.Milliseconds(), 10)
-	}
 	return m
+}
+
+// finish gives a mutex its nodes, and sets what follows from its options.
+func (m *RWMutex) finish(nodes []redis.Scripter) {
+	m.err = errors.Join(m.err, m.setFactors(len(nodes)))
+	for i, rc := range nodes {
+		switch v := reflect.ValueOf(rc); {
+		case !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil():
+			m.err = errors.Join(m.err, fmt.Errorf("%w: nil client%s", ErrInvalid, ofNode(i, len(nodes))))
+		case v.Comparable() && slices.Contains(nodes[:i], rc):
+			m.err = errors.Join(m.err, fmt.Errorf("%w: the client%s is there twice", ErrInvalid, ofNode(i, len(nodes))))
+		}
+	}
+	if m.err != nil {
+		return
+	}
+	m.nodes = make([]*endpoint, len(nodes))
+	for i, rc := range nodes {
+		m.nodes[i] = endpointOf(rc)
+	}
+	m.ttlArg = strconv.FormatInt(m.ttl.Milliseconds(), 10)
+	m.buryArg = strconv.FormatInt(2*m.ttl.Milliseconds(), 10)
+}
+
+func ofNode(i, n int) string {
+	if n == 1 {
+		return ""
+	}
+	return fmt.Sprintf(" of node %d", i+1)
 }
 
 // Lock locks to write. It waits until it is granted and reports true, or
@@ -143,22 +177,15 @@ func (m *RWMutex) acquire(r request, opt []LockOption) (*Lock, error) {
 	if r.ctx.Err() != nil {
 		return nil, ended(r.ctx, r.keys.holder)
 	}
-	// While the mailbox hears, somebody waits, or did a moment ago: then it
-	// saves a call to join at once.
-	if !r.try && m.ep.box.Hears() {
-		return m.wait(r)
-	}
-	l, err := m.attempt(r)
-	if !r.try && (errors.Is(err, ErrLock) || isVoid(err)) {
-		return m.wait(r)
-	}
-	return l, err
+	l := m.newLock(r)
+	l.ask(r.ctx)
+	return l.await(r.ctx)
 }
 
 // complete checks a request and gives it its defaults.
 func (m *RWMutex) complete(r *request, opt []LockOption) error {
 	switch {
-	case m == nil || m.ep == nil && m.err == nil:
+	case m == nil || m.nodes == nil && m.err == nil:
 		return fmt.Errorf("%w: a mutex is made by NewMutex", ErrInvalid)
 	case m.err != nil:
 		return m.err
@@ -185,43 +212,34 @@ func (m *RWMutex) complete(r *request, opt []LockOption) error {
 	return nil
 }
 
-// attempt tries once, without a wait.
-func (m *RWMutex) attempt(r request) (*Lock, error) {
-	l := m.newLock(r)
-	start := now()
-	reply, err := l.stake.enter(r.ctx, true)
-	if err != nil || reply.status != granted {
-		return nil, l.refused(r, start, reply, err)
-	}
-	l.answered(start)
-	if err := l.hold(r, start, reply); err != nil {
-		return nil, err
-	}
-	return l, nil
-}
-
-// newLock makes the lock that r may get, under an id of its own.
+// newLock makes the lock that r may get. Most are on one node, and get what they
+// need in one piece.
 func (m *RWMutex) newLock(r request) *Lock {
-	n := m.ep.ids.Add(1)
-	var buf [64]byte
-	id := append(append(buf[:0], m.ep.box.Name()...), ':')
-	id = strconv.AppendUint(id, n, 10)
-	l := &Lock{}
-	l.stake.m, l.stake.keys, l.stake.n, l.stake.write = m, r.keys, n, r.write
-	l.stake.name(string(id))
-	return l
-}
-
-func (s *stake) name(id string) { s.id, s.idArg = id, id }
-
-func (s *stake) enter(ctx context.Context, try bool) (reply, error) {
-	script := rlockScript
-	if s.write {
-		script = lockScript
+	var l *Lock
+	if len(m.nodes) == 1 {
+		one := &struct {
+			lock  Lock
+			stake stake
+			at    [1]*stake
+		}{}
+		l = &one.lock
+		one.at[0] = &one.stake
+		l.stakes = one.at[:]
+	} else {
+		l = &Lock{stakes: make([]*stake, len(m.nodes)), ballot: &ballot{}}
+		for i := range l.stakes {
+			l.stakes[i] = &stake{}
+		}
 	}
-	r, err := s.m.ep.interruptibly(ctx, script, s.enterCmd(s.how(try)))
-	s.m.ep.note(r, s.m.log())
-	return r, err
+	l.ctx, l.m, l.keys, l.write, l.try = r.ctx, m, r.keys, r.write, r.try
+	for i, s := range l.stakes {
+		s.init(l, i)
+	}
+	if l.ballot != nil {
+		l.ballot.id = l.stakes[0].id
+		l.ballot.score = l.score(m.ranks.next())
+	}
+	return l
 }
 
 func (m *RWMutex) log() logger { return logger{m.logger} }

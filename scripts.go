@@ -11,6 +11,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"strconv"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
@@ -74,6 +75,10 @@ type reply struct {
 	more   bool   // not all that is free has been handed on: call again
 	untold bool   // PUBLISH was refused: nobody granted has been told
 	grants string // a message for the caller's own mailbox
+
+	// Only with several nodes:
+	preceded bool  // somebody waits who comes before the caller
+	last     int64 // the highest rank seen
 }
 
 // A cmd is one call of a script: what [redis.NewCmd] takes. A string put in an
@@ -84,43 +89,61 @@ type cmd []any
 // keys.
 const keysAt = 3
 
-func (s *stake) enterCmd(how any) cmd {
+func (s *stake) enterCmd(try bool) cmd {
 	script := rlockScript
-	if s.write {
+	if s.lock.write {
 		script = lockScript
 	}
-	return cmd{
-		"evalsha", script.digest, "4", s.keys.args[0], s.keys.args[1], s.keys.args[2], s.keys.args[3],
-		s.idArg, s.m.ttlArg, how,
-	}
+	return s.scored(cmd{
+		"evalsha", script.digest, "4", s.key(0), s.key(1), s.key(2), s.key(3),
+		s.id, s.lock.m.ttlArg, s.how(try),
+	})
 }
 
-func (s *stake) keepCmd() cmd {
-	return cmd{
-		"evalsha", refreshScript.digest, "4", s.keys.args[0], s.keys.args[1], s.keys.args[2], s.keys.args[3],
-		s.idArg, s.m.ttlArg, s.kind(),
+func (s *stake) keepCmd(raise uint64) cmd {
+	c := s.scored(cmd{
+		"evalsha", refreshScript.digest, "4", s.key(0), s.key(1), s.key(2), s.key(3),
+		s.id, s.lock.m.ttlArg, s.kind(),
+	})
+	if raise != 0 {
+		c = append(c, strconv.FormatUint(raise, 10))
 	}
+	return c
 }
 
 // keepHoldCmd is keepCmd for a writer that holds. It needs no other key.
 func (s *stake) keepHoldCmd() cmd {
-	return cmd{"evalsha", refreshScript.digest, "1", s.keys.args[0], s.idArg, s.m.ttlArg}
+	return cmd{"evalsha", refreshScript.digest, "1", s.key(0), s.id, s.lock.m.ttlArg}
 }
 
 func (s *stake) leaveCmd() cmd {
 	c := cmd{
-		"evalsha", unlockScript.digest, "4", s.keys.args[0], s.keys.args[1], s.keys.args[2], s.keys.args[3],
-		s.idArg, s.kind(), nil,
+		"evalsha", unlockScript.digest, "4", s.key(0), s.key(1), s.key(2), s.key(3),
+		s.id, s.kind(), nil,
 	}
-	if s.bury {
-		c[9] = s.m.buryArg
-		return c
+	switch {
+	case s.bury:
+		c[9] = s.lock.m.buryArg
+	case s.lock.ballot != nil:
+		c[9] = ""
+	default:
+		return c[:9]
 	}
-	return c[:9]
+	return s.scored(c)
 }
 
+// scored is c with the place in the queues of all nodes, if there are several.
+func (s *stake) scored(c cmd) cmd {
+	if s.lock.ballot == nil {
+		return c
+	}
+	return append(c, s.lock.ballot.score)
+}
+
+func (s *stake) key(i int) any { return s.lock.keys.args[i] }
+
 func (s *stake) kind() any {
-	if s.write {
+	if s.lock.write {
 		return "w"
 	}
 	return "r"
@@ -131,8 +154,23 @@ func (s *stake) kind() any {
 var howToEnter = [2][2]any{{"join:0", "join:1"}, {"try:0", "try:1"}}
 
 func (s *stake) how(try bool) any {
-	first := s.m.order == writersFirst && s.write || s.m.order == readersFirst && !s.write
-	return howToEnter[b2i(try)][b2i(first)]
+	return howToEnter[b2i(try)][b2i(s.lock.first())]
+}
+
+// first says whether l goes before all who are of the other kind.
+func (l *Lock) first() bool {
+	return l.m.order == writersFirst && l.write || l.m.order == readersFirst && !l.write
+}
+
+// span is between the ranks of the two classes, as prelude.lua has it.
+const span = 4e15
+
+// score is where a rank stands in the queue.
+func (l *Lock) score(rank int64) any {
+	if l.first() {
+		rank -= span
+	}
+	return strconv.FormatInt(rank, 10)
 }
 
 func b2i(b bool) int {
@@ -199,6 +237,7 @@ type call struct {
 	stake  *stake
 	script *script
 	cmd    cmd
+	raise  uint64 // the token that it raises to, or 0
 	reply  reply
 	err    error
 }
@@ -311,13 +350,13 @@ func (s *script) parse(sent *redis.Cmd) (reply, error) {
 		}
 		return reply{status: s.short, value: v}, nil
 	case []any:
-		if len(v) != 3 && len(v) != 4 {
+		if len(v) < 3 || len(v) > 5 {
 			break
 		}
 		code, ok1 := v[0].(int64)
 		flags, ok2 := v[2].(int64)
-		r := reply{status: status(code), more: flags&1 != 0, untold: flags&2 != 0}
-		if code < int64(granted) || code > int64(foreign) || flags&^3 != 0 {
+		r := reply{status: status(code), more: flags&1 != 0, untold: flags&2 != 0, preceded: flags&4 != 0}
+		if code < int64(granted) || code > int64(foreign) || flags&^7 != 0 {
 			break
 		}
 		var ok3 bool
@@ -326,10 +365,17 @@ func (s *script) parse(sent *redis.Cmd) (reply, error) {
 		} else {
 			r.value, ok3 = v[1].(int64)
 		}
-		if len(v) == 4 {
-			r.grants, ok1 = v[3].(string)
+		ok4, ok5 := true, true
+		if len(v) > 3 {
+			r.grants, ok4 = v[3].(string)
 		}
-		if ok1 && ok2 && ok3 && r.value >= 0 {
+		if len(v) > 4 {
+			r.last, ok5 = v[4].(int64)
+			if r.last < 0 {
+				r.last += span
+			}
+		}
+		if ok1 && ok2 && ok3 && ok4 && ok5 && r.value >= 0 && r.last >= 0 && r.last < span {
 			return r, nil
 		}
 	}

@@ -48,18 +48,18 @@ func onBothServers(t *testing.T, f func(s *stage)) {
 // A party is one participant.
 type party struct {
 	*stage
-	stake
+	*stake
+	id string
 }
 
 func (s *stage) party(write bool, ttl time.Duration, order order) *party {
 	s.Helper()
 	s.ids++
-	m := &RWMutex{ep: s.ep, ttl: ttl, order: order,
+	m := &RWMutex{nodes: []*endpoint{s.ep}, ttl: ttl, order: order,
 		ttlArg: fmt.Sprint(ttl.Milliseconds()), buryArg: fmt.Sprint(2 * ttl.Milliseconds())}
-	p := &party{stage: s}
-	p.m, p.stake.keys, p.write = m, s.keys, write
-	p.name(fmt.Sprintf("redismutex:box:%d", s.ids))
-	return p
+	id := fmt.Sprintf("redismutex:box:%d", s.ids)
+	l := &Lock{m: m, keys: s.keys, write: write}
+	return &party{s, &stake{lock: l, id: id}, id}
 }
 
 func (s *stage) writer() *party { return s.party(true, time.Minute, firstCome) }
@@ -76,7 +76,7 @@ func (p *party) must(r reply, err error) reply {
 func (p *party) enter() reply { return p.must(p.stake.enter(context.Background(), false)) }
 func (p *party) try() reply   { return p.must(p.stake.enter(context.Background(), true)) }
 func (p *party) keep() reply {
-	return p.must(p.ep.run(context.Background(), refreshScript, p.keepCmd()))
+	return p.must(p.ep.run(context.Background(), refreshScript, p.keepCmd(0)))
 }
 func (p *party) leave() reply {
 	return p.must(p.ep.run(context.Background(), unlockScript, p.leaveCmd()))
@@ -513,7 +513,7 @@ func TestGrantsToOneMailboxTravelTogether(t *testing.T) {
 			s.Fatal(err)
 		}
 		w := s.writer()
-		w.name("redismutex:another:1")
+		w.id, w.stake.id = "redismutex:another:1", "redismutex:another:1"
 		s.is(w.enter(), granted)
 		readers := []*party{s.reader(), s.reader(), s.reader()}
 		for _, r := range readers {

@@ -159,9 +159,8 @@ func TestLostMessageCostsTimeOnly(t *testing.T) {
 		mutex := NewMutex(w.client(nil), "x")
 		next := w.later(mutex, true)
 		// The message finds nobody: as if it had been lost.
-		box := mutex.ep.box
-		n := mutex.ep.ids.Load()
-		box.Leave(n)
+		box := mutex.nodes[0].box
+		box.Leave(lastID(mutex))
 		w.unlock(holder)
 		l, took := w.got(next)
 		if took > DefaultTTL/2 {
@@ -278,7 +277,7 @@ func TestGrantThatCrossesACancellationIsPassedOn(t *testing.T) {
 		go func() { _, err := first.LockContext(ctx); errs <- err }()
 		synctest.Wait()
 		second := w.later(NewMutex(w.client(nil), "x"), true)
-		first.ep.box.Leave(first.ep.ids.Load()) // the message does not get through
+		first.nodes[0].box.Leave(lastID(first)) // the message does not get through
 		w.unlock(holder)
 		cancel()
 		w.matches(<-errs, context.Canceled)
@@ -323,13 +322,13 @@ func TestVoidIDIsNotGranted(t *testing.T) {
 		got := make(chan *Lock)
 		go func() { l, _ := mutex.LockContext(ctx); got <- l }()
 		synctest.Wait()
-		first := mutex.ep.ids.Load()
+		first := mutex.nodes[0].ids.Load()
 		w.link.Hole(true, true)
 		time.Sleep(2 * DefaultTTL)
-		mutex.ep.box.Leave(0) // (nobody)
+		mutex.nodes[0].box.Leave(":0") // (nobody)
 		w.link.Hole(false, false)
 		time.Sleep(2 * DefaultTTL)
-		if mutex.ep.ids.Load() == first {
+		if mutex.nodes[0].ids.Load() == first {
 			t.Error("the old id still stands")
 		}
 		w.unlock(holder)
@@ -351,7 +350,7 @@ func TestEnterAnsweredTooLateGivesNoLock(t *testing.T) {
 		mutex := NewMutex(w.client(w.link, func(o *redis.Options) { o.ReadTimeout = time.Hour }), "x")
 		w.unlock(w.lock(mutex, true))
 		for _, try := range []bool{true, false} {
-			before := mutex.ep.ids.Load()
+			before := mutex.nodes[0].ids.Load()
 			release := w.link.HoldReply(lockScript.digest.(string))
 			type result struct {
 				l   *Lock
@@ -442,14 +441,11 @@ func TestGrantedLockHasTrustLeft(t *testing.T) {
 // A grant message that comes when its lease has ended gives nobody a lock.
 func TestStaleMessageGivesNobodyALock(t *testing.T) {
 	inBubble(t, func(w *world) {
-		mutex := NewMutex(w.client(nil), "x")
-		l := mutex.newLock(request{keys: mutex.keys, write: true})
-		waiter := &waiter{lock: l, signal: make(chan struct{}, 1)}
-		mutex.ep.keeper.add(&l.stake, standing, waiter, now(), reply{status: waiting, value: 1e9})
-		mutex.ep.keeper.remove(&l.stake)
+		l := waitingSince(NewMutex(w.client(nil), "x"), now())
+		l.stakes[0].node().keeper.remove(l.stakes[0])
 		time.Sleep(DefaultTTL)
-		waiter.Granted(7)
-		if got, _ := waiter.check(request{ctx: context.Background()}); got {
+		l.told(l.stakes[0], 7)
+		if l.phase != wanted {
 			t.Error("it has the lock")
 		}
 	})
@@ -459,19 +455,38 @@ func TestStaleMessageGivesNobodyALock(t *testing.T) {
 // lease is kept first, which here finds it gone.
 func TestMessageWithLittleTrustLeftIsChecked(t *testing.T) {
 	inBubble(t, func(w *world) {
-		mutex := NewMutex(w.client(nil), "x")
-		l := mutex.newLock(request{keys: mutex.keys, write: true})
-		waiter := &waiter{lock: l, signal: make(chan struct{}, 1)}
-		mutex.ep.keeper.add(&l.stake, standing, waiter, now().add(-DefaultTTL*7/8), reply{status: waiting, value: 1e9})
-		waiter.Granted(7)
-		if got, _ := waiter.check(request{ctx: context.Background()}); got {
+		rc := w.client(nil)
+		other := w.lock(NewMutex(rc, "x", WithTTL(time.Hour)), true)
+		l := waitingSince(NewMutex(rc, "x"), now().add(-DefaultTTL*7/8))
+		void := l.stakes[0]
+		void.Granted(7)
+		if l.phase != wanted {
 			t.Error("it has the lock")
 		}
 		synctest.Wait()
-		if _, err := waiter.check(request{ctx: context.Background()}); !isVoid(err) {
-			t.Error(err)
+		l.mu.Lock()
+		if l.stakes[0] == void || l.phase != wanted {
+			t.Error("the id is still in use, in vain")
 		}
+		l.mu.Unlock()
+		w.unlock(other)
 	})
+}
+
+// lastID is the id that m has used last.
+func lastID(m *RWMutex) string {
+	return fmt.Sprint(m.nodes[0].box.Name(), ":", m.nodes[0].ids.Load())
+}
+
+// waitingSince is a request that stands in the queue since then, as far as it
+// knows.
+func waitingSince(m *RWMutex, since instant) *Lock {
+	l := m.newLock(request{ctx: context.Background(), keys: m.keys, write: true})
+	s := l.stakes[0]
+	s.in = true
+	s.trust(since)
+	s.node().keeper.add(s, standing, since, reply{status: waiting, value: 1e9})
+	return l
 }
 
 // Errors while waiting: the first attempt's is returned; later ones are logged,
@@ -535,12 +550,12 @@ func TestMessagesThatAreNoGrants(t *testing.T) {
 		holder := w.lock(NewMutex(rc, "x"), true)
 		mutex := NewMutex(rc, "x")
 		next := w.later(mutex, true)
-		n := mutex.ep.ids.Load()
+		n := mutex.nodes[0].ids.Load()
 		for _, message := range []string{
 			"", " ", "x", "1", "-1 2", fmt.Sprint("x ", n), fmt.Sprint("1  ", n), fmt.Sprint("1 -", n), fmt.Sprint("1 0", n, "x"),
 			fmt.Sprint("1 ", n+1), "99999999999999999999999 1", "1 99999999999999999999999",
 		} {
-			rc.Publish(w.Context(), mutex.ep.box.Name(), message)
+			rc.Publish(w.Context(), mutex.nodes[0].box.Name(), message)
 			w.pending(next)
 		}
 		w.unlock(holder)
@@ -548,7 +563,7 @@ func TestMessagesThatAreNoGrants(t *testing.T) {
 	})
 }
 
-var _ mailbox.Waiter = (*waiter)(nil)
+var _ mailbox.Waiter = (*stake)(nil)
 
 // A counter counts what is sent: commands, and the round trips they take.
 type counter struct {

@@ -42,16 +42,21 @@ local function enter(kind, id, ttl, how)
 	if redis.call('ZSCORE', LEASES, '-' .. id) then
 		return reply(BURIED)
 	end
-	local already = holding(id)
+	local already = holding(kind, id, score and score % SPAN)
 	if already then
 		return already
 	end
-	local rank, before = behind(string.sub(how, -1) == '1' and -SPAN or 0)
+	local place, other = score, nil
+	if score then
+		other = before(score, kind .. id)
+	else
+		place, other = behind(string.sub(how, -1) == '1' and -SPAN or 0)
+	end
 	local ends = digits(now + ttl)
-	if not before and (held == 'none' or held == 'set' and kind == 'r') then
+	if not other and (held == 'none' or held == 'set' and kind == 'r') then
 		if kind == 'w' then
 			redis.call('SET', HOLDER, id, 'PX', ttl)
-			return reply(GRANTED, next_token())
+			return reply(GRANTED, next_token(score))
 		end
 		redis.call('ZADD', LEASES, ends, id)
 		redis.call('SADD', HOLDER, id)
@@ -62,10 +67,10 @@ local function enter(kind, id, ttl, how)
 	if string.sub(how, 1, 3) == 'try' then
 		return reply(BUSY)
 	end
-	if redis.call('ZADD', INTENTS, 'NX', digits(rank), kind .. id) == 0 then
+	if redis.call('ZADD', INTENTS, 'NX', digits(place), kind .. id) == 0 then
 		return standing(kind, id)
 	end
 	redis.call('ZADD', LEASES, ends, id)
 	expire()
-	return reply(WAITING, in_front(before))
+	return reply(WAITING, in_front(other))
 end

@@ -1,7 +1,10 @@
 -- prelude.lua: what the four verbs share. Who holds, who waits, whose lease
 -- has ended, who is next? It stands where a verb includes it: the verb's fast
--- path before it, the slow path behind it. It expects a local, mine: whether
--- the caller is known to be the writer.
+-- path before it, the slow path behind it. It expects two locals: mine, whether
+-- the caller is known to be the writer; and score, where the caller would stand
+-- in the intents, or nil unless it is of a quorum. Who is of a quorum has the
+-- same score on all its nodes, so that they agree who is next, and proposes it
+-- as the token, so that they agree on that too.
 --
 -- The keys, all in one slot, each with a TTL:
 --   HOLDER   string = the writer's id, its TTL the writer's lease;
@@ -12,8 +15,8 @@
 --            enter any more
 --   TOKEN    the last fencing token
 --
--- A reply is {status, value, flags, message}, or just 1 for a grant or a leave of which
--- there is nothing more to say. The statuses and their values:
+-- A reply is {status, value, flags, message, last}, or just 1 for a grant or a leave
+-- of which there is nothing more to say. The statuses and their values:
 local GRANTED = 1 -- the fencing token, 0 for a reader
 local WAITING = 2 -- ms until the lease in front ends
 local BUSY    = 3 -- 0; a try found others in the way
@@ -22,9 +25,11 @@ local GONE    = 5 -- 0; neither holder nor waiter
 local BURIED  = 6 -- 0; a tombstone refuses this id
 local FOREIGN = 7 -- "<type>:<key>", of a key that holds somebody's data
 -- The flags, added up: 1 = more is left to settle, call again;
--- 2 = PUBLISH was refused, so that those granted have not been told.
+-- 2 = PUBLISH was refused, so that those granted have not been told;
+-- 4 = somebody waits whose score is before the caller's (only of a quorum).
 -- The message is there where those granted are of the caller's own mailbox.
-local more, untold = 0, 0
+-- The last is the highest score that waits, 0 if none does (only of a quorum).
+local more, untold, preceded = 0, 0, 0
 
 local HOLDER, INTENTS, LEASES, TOKEN = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 
@@ -34,13 +39,15 @@ local BATCH = 250
 
 -- How long a token counter lives, in ms. A new counter starts at the server's
 -- clock in µs, so it goes on above the old one unless that clock has been set
--- back by more than this, or a million grants a second were made.
+-- back by more than this, or a million grants a second were made. Of a quorum it
+-- lives so long after its last use, so that the clocks of the nodes may differ.
 local RETENTION = 86400000
 
 -- No counter of ours is below this: µs since 1970, in the year 1973.
 local FLOOR = 1e14
 
--- The span of one class of ranks, in µs: some 127 years.
+-- The span of one class of ranks, in µs: some 127 years. A score is the rank in
+-- class "0", the rank less this in class "1".
 local SPAN = 4e15
 
 -- The server's clock is read once: before Redis 7.2 it moves within a script.
@@ -67,6 +74,10 @@ local function digits(n)
 end
 
 local function reply(status, value)
+	if score then
+		local last = redis.call('ZRANGE', INTENTS, -1, -1, 'WITHSCORES')[2]
+		return {status, value or 0, more + untold + preceded, carried or '', tonumber(last or 0)}
+	end
 	if not value and more + untold == 0 and not carried and (status == GRANTED or status == LEFT) then
 		return 1
 	end
@@ -77,19 +88,22 @@ local function lives(ends)
 	return ends and tonumber(ends) > now
 end
 
--- seeded is n, the counter's value, unless the counter has just been made:
--- then it starts at the server's clock.
-local function seeded(n)
+-- seeded is n, the counter's value, unless the counter has just been made: then
+-- it starts at the server's clock. With a proposal it is raised to that.
+local function seeded(n, proposal)
 	if n == 1 then
 		n = math.max(us, FLOOR)
-		redis.call('SET', TOKEN, digits(n), 'PX', RETENTION)
+	elseif not proposal then
+		return n
 	end
+	n = math.max(n, proposal or 0)
+	redis.call('SET', TOKEN, digits(n), 'PX', RETENTION)
 	return n
 end
 
--- next_token is the token of a new writer.
-local function next_token()
-	return seeded(redis.call('INCR', TOKEN))
+-- next_token is the token of a new writer, who stands at s in the intents.
+local function next_token(s)
+	return seeded(redis.call('INCR', TOKEN), score and s % SPAN)
 end
 
 -- tell notes that id has been granted, for its mailbox: "<token> <n> <n> …".
@@ -140,7 +154,7 @@ end
 -- admit_writer makes a waiter, taken out of the intents, the writer, with the
 -- lease that it has already. From here on the holder's TTL is that lease: an
 -- entry left in the leases would one day end a writer that lives.
-local function admit_writer(id)
+local function admit_writer(id, s)
 	local ends = redis.call('ZSCORE', LEASES, id)
 	if not ends then
 		return
@@ -148,7 +162,7 @@ local function admit_writer(id)
 	shorter = shorter or tonumber(ends) > now + redis.call('PTTL', LEASES) - 2
 	redis.call('ZREM', LEASES, id)
 	if lives(ends) then
-		local n = next_token()
+		local n = next_token(s)
 		redis.call('SET', HOLDER, id, 'PXAT', ends)
 		held = 'string'
 		tell(id, n)
@@ -198,13 +212,13 @@ local function settle()
 	end
 	while more == 0 do
 		if held == 'none' then
-			local head = redis.call('ZPOPMIN', INTENTS)[1]
-			if not head then
+			local head = redis.call('ZPOPMIN', INTENTS)
+			if not head[1] then
 				break
-			elseif string.sub(head, 1, 1) == 'w' then
-				admit_writer(string.sub(head, 2))
+			elseif string.sub(head[1], 1, 1) == 'w' then
+				admit_writer(string.sub(head[1], 2), head[2])
 			else
-				admit_readers({string.sub(head, 2)})
+				admit_readers({string.sub(head[1], 2)})
 			end
 		elseif held == 'set' then
 			local ids = readers_in_front()

@@ -5,6 +5,9 @@
 --       slot that is migrating answers TRYAGAIN to several keys of which some
 --       do not exist.
 -- ARGV  1 id, 2 ttl in ms, 3 kind: "w" or "r" (only with all the keys)
+--       4 (only of a quorum) score: as in lock.lua
+--       5 (only of a quorum) a fencing token that a writer's is raised to, if
+--         it holds
 -- Reply with the holder alone: 1 held, 0 not held as a writer;
 --       else as of prelude.lua: granted, waiting, gone or foreign. It never
 --       enters anyone.
@@ -16,7 +19,7 @@ if #KEYS == 1 then
 	return 0
 end
 
-local mine = false
+local mine, score = false, tonumber(ARGV[4])
 
 -- include prelude.lua
 -- include standing.lua
@@ -33,4 +36,4 @@ elseif lives(redis.call('ZSCORE', LEASES, id)) then
 end
 drop()
 settle()
-return standing(kind, id)
+return standing(kind, id, tonumber(ARGV[5]))

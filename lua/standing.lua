@@ -2,8 +2,9 @@
 -- prelude.
 
 -- token is the token of the writer in place, whose counter may have expired.
-local function token()
-	return seeded(tonumber(redis.call('GET', TOKEN) or 1))
+-- While it holds, it may raise that: nobody else is given one meanwhile.
+local function token(proposal)
+	return seeded(tonumber(redis.call('GET', TOKEN) or 1), proposal)
 end
 
 -- writes says whether id is the writer.
@@ -14,10 +15,10 @@ end
 -- in_front is how long, in ms, the lease in front of an intent lasts: that of
 -- the intent before it or, for the head, that of the holder who is the first to
 -- go.
-local function in_front(before)
+local function in_front(other)
 	local ends = nil
-	if before then
-		ends = redis.call('ZSCORE', LEASES, string.sub(before, 2))
+	if other then
+		ends = redis.call('ZSCORE', LEASES, string.sub(other, 2))
 	elseif held == 'set' then
 		ends = redis.call('ZRANGE', LEASES, 0, 0, 'WITHSCORES')[2]
 	else
@@ -39,25 +40,39 @@ local function refuse(key)
 	return reply(FOREIGN, redis.call('TYPE', key).ok .. ':' .. key)
 end
 
+-- before returns who of those that wait is the last before a member of that
+-- score. Equals are in the order of their names, as the sorted set has them.
+local function before(s, member)
+	local equals = redis.call('ZREVRANGEBYSCORE', INTENTS, digits(s), digits(s))
+	for _, other in ipairs(equals) do
+		if other < member then
+			return other
+		end
+	end
+	return redis.call('ZREVRANGEBYSCORE', INTENTS, '(' .. digits(s), '-inf', 'LIMIT', 0, 1)[1]
+end
+
 -- holding is the reply to a holder, or nil where id is none.
-local function holding(id)
-	if writes(id) then
-		return reply(GRANTED, token())
+local function holding(kind, id, proposal)
+	local writer = writes(id)
+	if not writer and not (held == 'set' and redis.call('SISMEMBER', HOLDER, id) == 1
+		and lives(redis.call('ZSCORE', LEASES, id))) then
+		return nil
 	end
-	if held == 'set' and redis.call('SISMEMBER', HOLDER, id) == 1
-		and lives(redis.call('ZSCORE', LEASES, id)) then
-		return reply(GRANTED)
+	if score and before(score, kind .. id) then
+		preceded = 4
 	end
+	return reply(GRANTED, writer and token(proposal) or nil)
 end
 
 -- standing is the reply to a holder, a waiter, or neither.
-local function standing(kind, id)
+local function standing(kind, id, proposal)
 	local place = redis.call('ZRANK', INTENTS, kind .. id)
 	if place and alien() then
 		return refuse(HOLDER)
 	elseif place and lives(redis.call('ZSCORE', LEASES, id)) then
-		local before = place > 0 and redis.call('ZRANGE', INTENTS, place - 1, place - 1)[1]
-		return reply(WAITING, in_front(before))
+		local other = place > 0 and redis.call('ZRANGE', INTENTS, place - 1, place - 1)[1]
+		return reply(WAITING, in_front(other))
 	end
-	return holding(id) or reply(GONE)
+	return holding(kind, id, proposal) or reply(GONE)
 end

@@ -3,11 +3,14 @@
 -- KEYS  1 holder, 2 intents, 3 leases, 4 token
 -- ARGV  1 id, 2 kind: "w" or "r"
 --       3 (optional) how long, in ms, an enter of this id is refused: given
---         where one may still be under way
+--         where one may still be under way; "" if it is not
+--       4 (only of a quorum) score: as in lock.lua
 -- Reply as of prelude.lua: left or gone.
 
+local tombstone = ARGV[3] ~= '' and ARGV[3]
+local score = tonumber(ARGV[4])
 local mine = ARGV[2] == 'w' and redis.pcall('GET', KEYS[1]) == ARGV[1]
-if mine and not ARGV[3] then
+if mine and not tombstone then
 	local head = redis.call('ZPOPMIN', KEYS[2])
 	if not head[1] then
 		return redis.call('DEL', KEYS[1])
@@ -24,6 +27,11 @@ if mine and not ARGV[3] then
 		and (redis.call('ZRANGE', KEYS[3], -1, -1)[1] ~= next or redis.call('EXISTS', KEYS[2]) == 0) then
 		local token = redis.call('INCR', KEYS[4])
 		if token ~= 1 then
+			if score then
+				-- The proposal of who is next, as next_token of prelude.lua has it.
+				token = math.max(token, head[2] % 4e15)
+				redis.call('SET', KEYS[4], string.format('%d', token), 'PX', 86400000)
+			end
 			redis.call('ZREM', KEYS[3], next)
 			redis.call('SET', KEYS[1], next, 'PXAT', ends)
 			local message = string.format('%d', token) .. ' ' .. n
@@ -40,7 +48,7 @@ end
 
 -- include prelude.lua
 
-local id, kind, tombstone = ARGV[1], ARGV[2], ARGV[3]
+local id, kind = ARGV[1], ARGV[2]
 own = string.match(id, '^(.*):%d+$')
 local status = GONE
 if mine then

@@ -77,13 +77,13 @@ func (b *Box) Name() string { return b.name }
 // Hears says whether the subscription is in place.
 func (b *Box) Hears() bool { return b.hears.Load() }
 
-// Join makes w the waiter that messages for n are meant for, and opens the
+// Join makes w the waiter that messages for an id are meant for, and opens the
 // mailbox if it is closed. The channel is closed when the mailbox hears, or is
-// known not to.
-func (b *Box) Join(n uint64, w Waiter) (settled <-chan struct{}) {
+// known not to. An id is the name of the mailbox, ":", and a number.
+func (b *Box) Join(id string, w Waiter) (settled <-chan struct{}) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.waiters[n] = w
+	b.waiters[b.number(id)] = w
 	if b.idle != nil {
 		b.idle.Stop()
 		b.idle = nil
@@ -100,11 +100,17 @@ func (b *Box) Join(n uint64, w Waiter) (settled <-chan struct{}) {
 	return b.settled
 }
 
-// Leave ends what Join began. A message for n means nothing from here on.
-func (b *Box) Leave(n uint64) {
+// number is that of an id.
+func (b *Box) number(id string) uint64 {
+	n, _ := strconv.ParseUint(id[strings.LastIndexByte(id, ':')+1:], 10, 64)
+	return n
+}
+
+// Leave ends what Join began. A message for the id means nothing from here on.
+func (b *Box) Leave(id string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	delete(b.waiters, n)
+	delete(b.waiters, b.number(id))
 	if len(b.waiters) == 0 && b.stop != nil && b.idle == nil {
 		b.idles++
 		which := b.idles

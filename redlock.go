@@ -1,0 +1,121 @@
+package redismutex
+
+// This file answers: what is a lock over several Redis, who comes first on all
+// of them, and which of them is not worth waiting for?
+
+import (
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// NewRedlock makes a mutex over several Redis that know nothing of each other: a
+// lock is held when a majority of the nodes has granted it, so it outlives the
+// loss of the others. It is the Redlock algorithm
+// (https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/), with
+// readers, a queue, renewal and fencing tokens. All that a mutex of [NewMutex]
+// promises it promises too, and one node is the same as NewMutex.
+//
+// The nodes have to be masters independent of each other, an odd number of them,
+// usually 3 or 5: 4 survive the loss of no more nodes than 3. All who use the lock
+// have to name the same nodes; the order does not matter.
+//
+// A node that is down, slow, or out of reach is waited for no longer than a time-out
+// (see [WithTimeoutFactor]), and once it is known to be ill not at all: it is tried
+// again in the background, and takes part when it is back.
+//
+// A node that lost its data, in a restart without persistence, has forgotten who
+// held it: keep it away for as long as the longest TTL in use, or a second holder
+// may find a majority. Its fencing token is still the greater one.
+//
+// What is wrong with the arguments, every call that locks says.
+func NewRedlock(nodes []redis.Scripter, name string, opt ...MutexOption) *RWMutex {
+	m := newMutex(name, opt)
+	if len(nodes) == 0 {
+		m.err = fmt.Errorf("%w: no nodes", ErrInvalid)
+		return m
+	}
+	m.finish(nodes)
+	return m
+}
+
+// ranks gives each request over several nodes its rank, so that all of them
+// agree who comes first: the time in µs, or more than any rank seen, as in a
+// clock of Lamport's ("Time, Clocks, and the Ordering of Events in a Distributed
+// System", 1978). So a process whose clock is slow does not go first for ever. No two
+// requests of one process have the same.
+type ranks struct {
+	last  atomic.Int64
+	clock func() time.Time
+}
+
+// processRanks are those of all the mutexes of this process.
+var processRanks = &ranks{clock: time.Now}
+
+func (r *ranks) next() int64 {
+	for {
+		last := r.last.Load()
+		rank := max(r.clock().UnixMicro(), last+1)
+		if r.last.CompareAndSwap(last, rank) {
+			return rank
+		}
+	}
+}
+
+func (r *ranks) saw(rank int64) {
+	for {
+		last := r.last.Load()
+		if rank <= last || r.last.CompareAndSwap(last, rank) {
+			return
+		}
+	}
+}
+
+// An illness is why a node is not waited for.
+type illness struct {
+	why error
+	mu  sync.Mutex
+	at  instant // when it is to be tried again
+}
+
+// probation is how long after a node failed it is tried again.
+const probation = time.Second
+
+func (ep *endpoint) illness() *illness { return ep.sick.Load() }
+
+// fall notes that ep has failed, and says whether that is new.
+func (ep *endpoint) fall(why error) bool {
+	return ep.sick.CompareAndSwap(nil, &illness{why: why, at: now().add(probation)})
+}
+
+// recover notes that ep has answered in time.
+func (ep *endpoint) recover() {
+	if ep.sick.Load() != nil {
+		ep.sick.Store(nil)
+	}
+}
+
+// retries says whether it is time to try ep again, and the caller's to do so.
+func (ep *endpoint) retries() bool {
+	ill := ep.sick.Load()
+	if ill == nil {
+		return true
+	}
+	ill.mu.Lock()
+	defer ill.mu.Unlock()
+	if ill.at > now() {
+		return false
+	}
+	ill.at = now().add(probation)
+	return true
+}
+
+// retry is when it is time.
+func (i *illness) retry() instant {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return i.at
+}

@@ -1,0 +1,138 @@
+package redismutex
+
+// This file answers: what does a lock have on one node?
+
+import (
+	"context"
+	"fmt"
+	"runtime"
+	"strconv"
+	"sync/atomic"
+	"time"
+)
+
+// A stake is one id on one node: what is waited for, or held, under it. An id
+// that is of no use any more leaves, and the lock gets another stake there.
+type stake struct {
+	lock *Lock
+	id   any // a string, as scripts take it
+
+	// The keeper's, under its mutex. limit is when it is over, whatever it is:
+	// for a lease the start of the last call that Redis acknowledged, and the
+	// TTL, less a margin for clocks that do not run alike.
+	limit  atomic.Int64
+	due    instant // when to call next
+	place  int32   // in the heap, and 1 more: 0 is outside
+	role   role
+	exact  bool // not a moment before due
+	acked  bool // the node has acknowledged it
+	raises bool // its token is to be that of the ballot at the least
+
+	// The rest is under the lock's mutex.
+	queue   bool  // it is to wait: a try would be in vain
+	joined  bool  // the mailbox knows it
+	asking  bool  // an enter is under way
+	in      bool  // it waits or holds, as far as is known
+	granted bool  // it holds, unless it has waited too long to hear of it
+	checked bool  // since it was granted it was asked who is before it
+	bury    bool  // an enter may still be under way: refuse it when the id leaves
+	failed  uint8 // how many attempts in a row have come to nothing on this node
+	index   int16 // which one of the lock's nodes that is
+	pause   int32 // the keeper's: ms between looks that nothing else calls for
+	token   uint64
+	why     error // why it is not in; while it is, why it could not be kept
+}
+
+// init makes s the stake on a node, under a new id.
+func (s *stake) init(l *Lock, index int) *stake {
+	s.lock, s.index = l, int16(index)
+	var buf [64]byte
+	id := append(append(buf[:0], s.node().box.Name()...), ':')
+	s.id = string(strconv.AppendUint(id, s.node().ids.Add(1), 10))
+	return s
+}
+
+func (s *stake) node() *endpoint { return s.lock.m.nodes[s.index] }
+
+// listen makes s known to the mailbox, and waits until that hears, or for so
+// long that it is better to look than to listen. A message may overtake the
+// reply to the enter: so this comes before it is sent.
+func (s *stake) listen(ctx context.Context) {
+	settled := s.lock.join(s)
+	select {
+	case <-settled:
+		return
+	default:
+	}
+	patience := time.NewTimer(min(s.lock.m.ttl/4, time.Second))
+	defer patience.Stop()
+	select {
+	case <-settled:
+	case <-patience.C:
+	case <-ctx.Done():
+	}
+}
+
+func (s *stake) enter(ctx context.Context, try bool) (reply, error) {
+	script := rlockScript
+	if s.lock.write {
+		script = lockScript
+	}
+	return s.node().interruptibly(ctx, script, s.enterCmd(try))
+}
+
+// leave has s leave, and goes on with that in the background if the node does
+// not confirm it.
+func (s *stake) leave(ctx context.Context) (reply, error) {
+	ep := s.node()
+	ep.keeper.remove(s)
+	r, err := ep.interruptibly(ctx, unlockScript, s.leaveCmd())
+	if err != nil || r.status != left {
+		ep.box.Look(s.Key()) // the reply that was lost may have carried a grant
+	}
+	if err != nil {
+		ep.keeper.leave(s)
+		return r, err
+	}
+	ep.note(r, s.lock.m.log())
+	if r.grants != "" {
+		runtime.Gosched() // whoever was granted goes first
+	}
+	return r, nil
+}
+
+// trusted is how long a lease can be trusted that was acknowledged by a call
+// begun at start.
+func (m *RWMutex) trusted(start instant) instant { return start.add(m.ttl - m.drift) }
+
+// trust notes that a call begun at start has been acknowledged.
+func (s *stake) trust(start instant) {
+	limit := s.lock.m.trusted(start)
+	if s.place != 0 { // an earlier call may be answered after a later one
+		limit = max(limit, s.until())
+	}
+	s.limit.Store(int64(limit))
+	s.acked = true
+}
+
+func (s *stake) until() instant { return instant(s.limit.Load()) }
+
+// The mailbox tells.
+
+func (s *stake) Key() string { return s.lock.keys.holder }
+
+func (s *stake) Granted(token uint64) { s.lock.told(s, token) }
+
+func (s *stake) Look() { s.node().keeper.look(s, now()) }
+
+func (s *stake) Deaf(err error) {
+	s.lock.m.log().error("redismutex: the subscription failed, so waiters look for themselves until it is back", err)
+}
+
+// named is the name of its node, for errors and the log.
+func (s *stake) named() string {
+	if s.node().addr == "" {
+		return fmt.Sprintf("node %d", s.index+1)
+	}
+	return fmt.Sprintf("node %d (%s)", s.index+1, s.node().addr)
+}
