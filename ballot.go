@@ -22,6 +22,10 @@ type ballot struct {
 	id      any           // the id of the lock
 	raise   atomic.Uint64 // the token that nodes with a lower one are to raise it to
 	parting chan parting  // where it is told who has left; nil: nobody waits for that
+
+	// since says of each node that has been entered anew since the lock was
+	// granted, from when on it has been held.
+	since []instant
 }
 
 // ask has every node entered: one by the caller itself, since there is nobody
@@ -141,6 +145,7 @@ func (l *Lock) admit(s *stake, start instant, r reply, err error) (next *stake, 
 		return nil, l.fails(s, ErrLock)
 	case r.status == busy:
 		next = l.anew(s)
+		next.queue = true
 	case r.status != granted && r.status != waiting:
 		return nil, l.fails(s, void{redisError(fmt.Errorf("unexpected status %d", r.status))})
 	case late:
@@ -149,7 +154,7 @@ func (l *Lock) admit(s *stake, start instant, r reply, err error) (next *stake, 
 	default:
 		s.in, s.why, s.failed = true, nil, 0
 		if r.status == granted {
-			s.granted, s.token = true, uint64(r.value)
+			l.grant(s, uint64(r.value))
 		}
 		s.trust(start)
 		l.decide()
@@ -178,7 +183,7 @@ func (l *Lock) told(s *stake, token uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.wants(s) && !s.granted {
-		s.granted, s.token = true, token
+		l.grant(s, token)
 		if s.in {
 			l.decide()
 		}
@@ -197,10 +202,7 @@ func (l *Lock) kept(s *stake, start instant, r reply) {
 	}
 	s.why = nil
 	if r.status == granted { // a "waiting" that comes after the grant is old
-		s.granted = true
-		if r.value != 0 {
-			s.token = uint64(r.value)
-		}
+		l.grant(s, max(s.token, uint64(r.value))) // the short form says no token
 		if r.preceded && l.phase == wanted && !l.majority() {
 			l.yield(s)
 		}
@@ -242,10 +244,10 @@ func (l *Lock) over(s *stake, why error) {
 	case s.in:
 		s.bury = s.bury || l.phase == wanted
 		say = l.fails(s, why)
-	case s.node().illness() == nil || s.node().retries():
+	case s.node().retries():
 		go l.enter(context.Background(), s)
 	default:
-		s.node().keeper.watch(s, s.node().illness().retry())
+		s.node().keeper.watch(s, now().add(probation))
 	}
 	l.mu.Unlock()
 	if timedOut {
@@ -267,16 +269,29 @@ func (l *Lock) expire() {
 
 // What comes of it, under the mutex.
 
+// grant notes that a node has granted s.
+func (l *Lock) grant(s *stake, token uint64) {
+	if !s.granted && l.phase == held {
+		l.ballot.since[s.index] = now()
+	}
+	s.granted, s.token = true, token
+}
+
 // fails notes that a node does not hold s, or not any more, and why. Unless that
 // decides it against the lock, there will be another attempt on that node.
 func (l *Lock) fails(s *stake, why error) news {
 	if s.in || s.bury {
 		s.node().keeper.leave(s)
 	}
+	// From when on the node may have been in other hands.
+	from := s.until()
+	if why == errGone {
+		from = from.add(l.m.drift - l.m.ttl) // since it was last kept
+	}
 	why = s.because(why)
 	wasIn, failed := s.in, s.failed
 	s.in, s.granted, s.why = false, false, why
-	if l.phase == held && !l.majority() {
+	if l.phase == held && wasIn && !l.heldSince(from) {
 		return l.lose(why)
 	}
 	if l.try && l.phase == wanted {
@@ -313,14 +328,16 @@ func (l *Lock) fails(s *stake, why error) news {
 // may be under way to the old one.
 func (l *Lock) yield(s *stake) {
 	s.node().keeper.leave(s)
-	go l.enter(context.Background(), l.anew(s))
+	t := l.anew(s)
+	t.queue = true
+	go l.enter(context.Background(), t)
 }
 
-// anew puts another stake in the place of s. It is to join the queue.
+// anew puts another stake in the place of s.
 func (l *Lock) anew(s *stake) *stake {
 	l.release(s)
 	t := new(stake).init(l, int(s.index))
-	t.queue = true
+	t.queue = s.queue
 	l.stakes[s.index] = t
 	return t
 }
@@ -340,6 +357,20 @@ func (l *Lock) majority() bool {
 	n := 0
 	for _, s := range l.stakes {
 		if l.counts(s) {
+			n++
+		}
+	}
+	return n >= quorum.Majority(len(l.stakes))
+}
+
+// heldSince says whether a majority has been held since then, without a gap. If
+// several nodes lose their data at once, and it is learnt of one after the
+// other, each may have been entered anew by then; but somebody else may have had
+// them all in between.
+func (l *Lock) heldSince(from instant) bool {
+	n := 0
+	for i, s := range l.stakes {
+		if l.counts(s) && (l.ballot == nil || l.ballot.since[i] <= from) {
 			n++
 		}
 	}
@@ -578,13 +609,14 @@ func (l *Lock) leave(ctx context.Context) (t tally) {
 	open := map[*stake]bool{}
 	l.ballot.parting = make(chan parting, len(l.stakes))
 	for _, s := range l.stakes {
-		switch {
-		case s.asking:
+		switch ill := s.node().illness(); {
+		case s.asking && ill == nil:
 			open[s] = true
-		case s.in && s.node().illness() != nil:
+		case s.asking: // it leaves when that is answered, or has taken too long
+		case s.in && ill != nil:
 			l.release(s)
 			s.node().keeper.leave(s)
-			t.add(parting{s, reply{}, s.node().illness().why})
+			t.add(parting{s, reply{}, ill.why})
 		case s.in:
 			open[s] = true
 			l.part(s)

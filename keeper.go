@@ -22,8 +22,8 @@ const (
 	watching             // say when its time is over
 )
 
-// never is later than anything.
-const never = instant(math.MaxInt64)
+// always is before anything, never is behind it.
+const always, never = instant(math.MinInt64), instant(math.MaxInt64)
 
 var (
 	errGone    = errors.New("unknown to Redis: its data was lost, or the lease ran out there")

@@ -82,7 +82,7 @@ type illness struct {
 }
 
 // probation is how long after a node failed it is tried again.
-const probation = time.Second
+const probation = 500 * time.Millisecond
 
 func (ep *endpoint) illness() *illness { return ep.sick.Load() }
 

@@ -7,7 +7,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
+	"net"
 	"slices"
 	"strings"
 	"sync"
@@ -42,11 +44,14 @@ func onNodes(t *testing.T, n int, f func(*nodes)) {
 			ns.minis = append(ns.minis, m)
 			ns.links = append(ns.links, faultnet.New(redistest.MiniDial(m)))
 		}
+		w.Cleanup(func() { // also when f gives up: what goes on in the background must come to its end
+			for _, l := range ns.links {
+				heal(l)
+				l.Cut()
+			}
+			time.Sleep(time.Minute)
+		})
 		f(ns)
-		for _, l := range ns.links {
-			heal(l)
-			l.Cut()
-		}
 	})
 }
 
@@ -118,16 +123,16 @@ func TestQuorumLockIsOneCommandPerNodeAndVerb(t *testing.T) {
 				l := ns.lock(m, write)
 				synctest.Wait()
 				if held, waiting := ns.holders(); held != n || waiting != 0 {
-					t.Errorf("n=%d: held on %d nodes, waited for on %d", n, held, waiting)
+					ns.Errorf("n=%d: held on %d nodes, waited for on %d", n, held, waiting)
 				}
 				if _, err := ns.mutex().TryLockContext(ns.Context()); !errors.Is(err, ErrLock) {
-					t.Error(err)
+					ns.Error(err)
 				}
 				ns.unlock(l)
 				ns.empty()
 				for i, c := range sent {
 					if commands, _ := c.reset(); commands != 2 {
-						t.Errorf("n=%d: %d commands to node %d", n, commands, i+1)
+						ns.Errorf("n=%d: %d commands to node %d", n, commands, i+1)
 					}
 				}
 			})
@@ -154,18 +159,710 @@ func TestQuorumHandsOnInOrder(t *testing.T) {
 			ns.unlock(b)
 			last := <-w2
 			if last.Token() <= l.Token() || l.Token() <= holder.Token() {
-				t.Errorf("tokens %d %d %d", holder.Token(), l.Token(), last.Token())
+				ns.Errorf("tokens %d %d %d", holder.Token(), l.Token(), last.Token())
 			}
 			ns.unlock(last)
 			if took := time.Since(start); took != 0 {
-				t.Errorf("n=%d: it took %v", n, took)
+				ns.Errorf("n=%d: it took %v", n, took)
 			}
 			ns.empty()
 		})
 	}
 }
 
-var _ = rand.IntN
-var _ = strings.Contains
-var _ sync.Mutex
-var _ = context.Background
+// Split votes: contenders that come at once, over links of different length, get
+// a node each. The one who comes first collects them all, and so on, until all
+// have had the lock. The table says how long that takes.
+func TestSplitVotesAreResolvedByRank(t *testing.T) {
+	const rounds = 6
+	for _, n := range []int{3, 5} {
+		for _, contenders := range []int{2, 4, 16} {
+			var first, each []time.Duration
+			splits := 0
+			for round := range rounds {
+				onNodes(t, n, func(ns *nodes) {
+					random := rand.New(rand.NewPCG(uint64(n*contenders), uint64(round)))
+					var mutexes []*RWMutex
+					for range contenders {
+						mutexes = append(mutexes, NewRedlock(ns.distant(random, 2*time.Millisecond), "x"))
+					}
+					start := time.Now()
+					got := make(chan *Lock)
+					for _, m := range mutexes {
+						go func() { got <- ns.lock(m, true) }()
+					}
+					time.Sleep(6 * time.Millisecond) // three ways there and back
+					select {
+					case l := <-got:
+						go func() { got <- l }()
+					default:
+						splits++
+					}
+					for i := range contenders {
+						l := <-got
+						took := time.Since(start)
+						if i == 0 {
+							first = append(first, took)
+						} else {
+							each = append(each, took)
+						}
+						start = time.Now()
+						ns.unlock(l)
+					}
+				})
+			}
+			slices.Sort(first)
+			slices.Sort(each)
+			t.Logf("%d nodes, %2d contenders: first after %v (median), %v (worst), split votes in %d of %d rounds; then %v (median), %v (worst)",
+				n, contenders, first[len(first)/2].Round(time.Millisecond), first[len(first)-1].Round(time.Millisecond), splits, rounds,
+				each[len(each)/2].Round(time.Millisecond), each[len(each)-1].Round(time.Millisecond))
+			if worst := max(first[len(first)-1], each[len(each)-1]); worst > DefaultTTL/2 {
+				t.Errorf("%d nodes, %d contenders: %v until one had the lock", n, contenders, worst)
+			}
+		}
+	}
+}
+
+// distant makes a process that is up to so far from each node.
+func (ns *nodes) distant(random *rand.Rand, most time.Duration) []redis.Scripter {
+	var clients []redis.Scripter
+	for i, m := range ns.minis {
+		link := faultnet.New(ns.links[i].Dial)
+		link.SetDelay(time.Duration(random.Int64N(int64(most))))
+		clients = append(clients, redistest.MiniClient(ns, m, func(o *redis.Options) { o.Dialer = link.Dial }))
+	}
+	return clients
+}
+
+// Promise 2: a minority that is down, or out of reach, costs the node time-out
+// once, and then nothing.
+func TestMinorityThatFailsCostsOneTimeout(t *testing.T) {
+	const timeout = DefaultTTL / 20
+	for name, fail := range faults {
+		for _, try := range []bool{true, false} {
+			onNodes(t, 5, func(ns *nodes) {
+				m := ns.mutex()
+				fail(ns.links[1])
+				fail(ns.links[4])
+				for i := range 100 {
+					start := time.Now()
+					lock := m.LockContext
+					if try {
+						lock = m.TryLockContext
+					}
+					l, err := lock(ns.Context())
+					if err != nil {
+						ns.Fatal(err)
+					}
+					ns.unlock(l)
+					switch took := time.Since(start); {
+					case i == 0 && took > timeout:
+						ns.Errorf("%s: the first lock took %v", name, took)
+					case i > 0 && took > 0:
+						ns.Fatalf("%s: lock %d took %v", name, i, took)
+					}
+				}
+				heal(ns.links[1])
+				heal(ns.links[4])
+				l := ns.lock(m, true)
+				time.Sleep(DefaultTTL)
+				if held, _ := ns.holders(); held != 5 {
+					ns.Errorf("%s: held on %d nodes when all are back", name, held)
+				}
+				ns.unlock(l)
+			})
+		}
+	}
+}
+
+// faults are how a node fails.
+var faults = map[string]func(*faultnet.Link){
+	"refused":     func(l *faultnet.Link) { l.Refuse(true); l.Cut() },
+	"black-holed": func(l *faultnet.Link) { l.Hole(true, true) },
+	"mute":        func(l *faultnet.Link) { l.Hole(false, true) },
+}
+
+// Promise 10: without a majority there is an error, within the node time-out,
+// that names the nodes; and what the others granted goes back.
+func TestMajorityThatFailsIsAnErrorOfRedis(t *testing.T) {
+	for name, fail := range faults {
+		onNodes(t, 5, func(ns *nodes) {
+			m := ns.mutex()
+			for _, i := range []int{0, 2, 3} {
+				fail(ns.links[i])
+			}
+			for range 3 {
+				for _, lock := range []func(context.Context, ...LockOption) (*Lock, error){m.LockContext, m.TryRLockContext} {
+					start := time.Now()
+					_, err := lock(ns.Context())
+					if took := time.Since(start); took > DefaultTTL/20 {
+						ns.Errorf("%s: it took %v", name, took)
+					}
+					ns.matches(err, ErrRedis)
+					for _, want := range []string{`"x"`, "2 of 5", "3 needed", "node 1 (10.0.0.1:6379)", "node 3 (", "node 4 ("} {
+						if !strings.Contains(err.Error(), want) {
+							ns.Errorf("%s: %q does not say %q", name, err, want)
+						}
+					}
+				}
+			}
+			if held, waiting := ns.holders(); held != 0 || waiting != 0 {
+				ns.Errorf("%s: %d nodes are held, %d waited for", name, held, waiting)
+			}
+			for _, l := range ns.links {
+				heal(l)
+			}
+			time.Sleep(2 * time.Second) // the client's pools dial again
+			ns.unlock(ns.lock(m, true)) // although it is not known yet that they are well
+		})
+	}
+}
+
+// Promise 10: who refuses and who fails is told apart, in one error.
+func TestErrorSaysWhoRefusedAndWhoFailed(t *testing.T) {
+	onNodes(t, 5, func(ns *nodes) {
+		clients := ns.process()
+		ns.lock(NewMutex(clients[0], "x"), true)
+		ns.lock(NewMutex(clients[1], "x"), true)
+		ns.links[2].Refuse(true)
+		_, err := ns.mutex().TryLockContext(ns.Context())
+		var failed *net.OpError
+		if !errors.Is(err, ErrLock) || !errors.Is(err, ErrRedis) || !errors.As(err, &failed) {
+			ns.Error(err)
+		}
+		for _, want := range []string{"2 of 5", "node 1 (10.0.0.1:6379): redismutex: held by others", "node 3 (10.0.0.3:6379): redismutex: redis failed"} {
+			if !strings.Contains(err.Error(), want) {
+				ns.Errorf("%q does not say %q", err, want)
+			}
+		}
+	})
+}
+
+// A try that fails leaves no trace on any node.
+func TestQuorumTryLeavesNoTrace(t *testing.T) {
+	for _, write := range []bool{true, false} {
+		onNodes(t, 5, func(ns *nodes) {
+			clients := ns.process()
+			for i := range 3 {
+				ns.lock(NewMutex(clients[i], "x"), true)
+			}
+			m := ns.mutex()
+			try := m.TryRLockContext
+			if write {
+				try = m.TryLockContext
+			}
+			_, err := try(ns.Context())
+			ns.matches(err, ErrLock)
+			if held, waiting := ns.holders(); held != 3 || waiting != 0 {
+				ns.Errorf("%d nodes are held, %d waited for", held, waiting)
+			}
+			for i, mini := range ns.minis[3:] {
+				if keys := mini.Keys(); len(keys) > 1 || len(keys) == 1 && keys[0] != "{x}:token" {
+					ns.Errorf("node %d: %q", i+4, keys)
+				}
+			}
+		})
+	}
+}
+
+// Promise 4: an enter that arrives after it was given up is refused.
+func TestEnterThatWasGivenUpIsRefused(t *testing.T) {
+	for _, write := range []bool{true, false} {
+		onNodes(t, 3, func(ns *nodes) {
+			script := rlockScript
+			if write {
+				script = lockScript
+			}
+			release := ns.links[2].HoldRequest(script.digest.(string))
+			l := ns.lock(ns.mutex(), write)
+			time.Sleep(DefaultTTL / 10)
+			ns.unlock(l)
+			release()
+			synctest.Wait()
+			if held, waiting := ns.holders(); held != 0 || waiting != 0 {
+				ns.Errorf("%d nodes are held, %d waited for", held, waiting)
+			}
+			time.Sleep(3 * DefaultTTL)
+			ns.empty()
+		})
+	}
+}
+
+// Whoever unlocks before all nodes have answered leaves those too.
+func TestUnlockReachesNodesThatAnswerLate(t *testing.T) {
+	onNodes(t, 3, func(ns *nodes) {
+		ns.links[1].SetDelay(40 * time.Millisecond)
+		m := ns.mutex()
+		for range 3 {
+			start := time.Now()
+			l := ns.lock(m, true)
+			if took := time.Since(start); took != 0 {
+				ns.Errorf("it took %v", took)
+			}
+			ns.unlock(l)
+			if held, waiting := ns.holders(); held != 0 || waiting != 0 {
+				ns.Errorf("%d nodes are held, %d waited for", held, waiting)
+			}
+		}
+		time.Sleep(3 * DefaultTTL)
+		ns.empty()
+	})
+}
+
+// Promise 2: a lock lives with a majority, is trusted for as long as that is,
+// and is lost with it.
+func TestLockLivesAndDiesWithItsMajority(t *testing.T) {
+	for name, fail := range faults {
+		for _, write := range []bool{true, false} {
+			onNodes(t, 5, func(ns *nodes) {
+				l := ns.lock(ns.mutex(), write)
+				time.Sleep(time.Second)
+				fail(ns.links[0])
+				time.Sleep(time.Minute)
+				fail(ns.links[3])
+				time.Sleep(time.Minute)
+				if left := time.Until(l.Until()); l.Err() != nil || left < DefaultTTL/4 {
+					ns.Fatalf("%s: %v, trusted for %v", name, context.Cause(l), left)
+				}
+				start := time.Now()
+				fail(ns.links[2])
+				until := l.Until()
+				<-l.Done()
+				if time.Now().After(until) || time.Since(start) < DefaultTTL/4 {
+					ns.Errorf("%s: it ended after %v, %v after Until", name, time.Since(start), time.Since(until))
+				}
+				ns.matchesLost(context.Cause(l))
+				for _, want := range []string{"2 of 5", "node 1 (", "node 3 (", "node 4 ("} {
+					if !strings.Contains(context.Cause(l).Error(), want) {
+						ns.Errorf("%s: %q does not say %q", name, context.Cause(l), want)
+					}
+				}
+				// The majority that is gone may have let others in; it holds nothing itself.
+				for _, link := range ns.links {
+					heal(link)
+				}
+				ns.unlock(ns.lock(ns.mutex(), true))
+			})
+		}
+	}
+}
+
+func (ns *nodes) matchesLost(err error) {
+	ns.Helper()
+	ns.matches(err, ErrLockLost)
+}
+
+// Until is when so many leases have ended that no majority is left.
+func TestUntilIsTheMajoritys(t *testing.T) {
+	onNodes(t, 5, func(ns *nodes) {
+		l := ns.lock(ns.mutex(), true)
+		time.Sleep(10 * time.Second)
+		var ends []instant
+		for _, i := range []int{4, 2, 0} { // each has been renewed for the last time at another time
+			ns.links[i].Hole(true, true)
+			ends = append(ends, l.stakes[i].until())
+			time.Sleep(DefaultTTL / 8)
+		}
+		synctest.Wait()
+		slices.Sort(ends)
+		if until := instant(l.until.Load()); until != ends[2] {
+			ns.Errorf("until %v, of %v", until, ends)
+		}
+	})
+}
+
+// A holder that a node has forgotten enters it again: restarts one after the
+// other do not drain its majority.
+func TestRestartsOneByOneLoseNothing(t *testing.T) {
+	for _, write := range []bool{true, false} {
+		onNodes(t, 5, func(ns *nodes) {
+			l := ns.lock(ns.mutex(), write)
+			for range 3 {
+				for _, m := range ns.minis {
+					m.FlushAll()
+					time.Sleep(DefaultTTL)
+				}
+			}
+			if held, _ := ns.holders(); held != 5 || l.Err() != nil {
+				ns.Fatalf("held on %d nodes, %v", held, context.Cause(l))
+			}
+			_, err := ns.mutex().TryLockContext(ns.Context())
+			ns.matches(err, ErrLock)
+			ns.unlock(l)
+			time.Sleep(3 * DefaultTTL)
+			ns.empty()
+		})
+	}
+}
+
+// A majority that forgets a lock has lost it.
+func TestLockIsLostWhenAMajorityForgetsIt(t *testing.T) {
+	onNodes(t, 5, func(ns *nodes) {
+		l := ns.lock(ns.mutex(), true)
+		for _, m := range ns.minis[:3] {
+			m.FlushAll()
+		}
+		time.Sleep(DefaultTTL)
+		ns.matchesLost(context.Cause(l))
+		ns.matches(l.UnlockContext(ns.Context()), ErrLockLost)
+	})
+}
+
+// Errors while waiting: who stands in the queue outlives the loss of a majority.
+func TestQuorumWaiterOutlivesErrors(t *testing.T) {
+	for name, fail := range faults {
+		onNodes(t, 3, func(ns *nodes) {
+			holder := ns.lock(ns.mutex(), true)
+			next := ns.later(ns.mutex(), true)
+			time.Sleep(time.Second)
+			fail(ns.links[0])
+			fail(ns.links[1])
+			time.Sleep(time.Minute)
+			ns.pending(next)
+			heal(ns.links[0])
+			heal(ns.links[1])
+			time.Sleep(time.Minute)
+			ns.matchesLost(context.Cause(holder))
+			select {
+			case l := <-next:
+				ns.unlock(l)
+			default:
+				ns.Fatalf("%s: it waits on, although nobody holds the lock", name)
+			}
+		})
+	}
+}
+
+// Cancellation: it returns at once, whatever the nodes do, and nothing is left.
+func TestCancelledQuorumWaiterLeavesNothing(t *testing.T) {
+	for _, silent := range []bool{true, false} {
+		onNodes(t, 3, func(ns *nodes) {
+			holder := ns.lock(ns.mutex(), true)
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			defer cancel()
+			start := time.Now()
+			if silent {
+				for _, l := range ns.links {
+					l.Hole(false, true)
+				}
+				ctx, cancel = context.WithTimeout(context.Background(), 100*time.Millisecond)
+				defer cancel()
+			}
+			_, err := ns.mutex().LockContext(ctx)
+			ns.matches(err, context.DeadlineExceeded)
+			if _, at := ctx.Deadline(); !at || time.Since(start) > time.Second {
+				ns.Errorf("it took %v", time.Since(start))
+			}
+			for _, l := range ns.links {
+				heal(l)
+			}
+			ns.unlock(holder)
+			time.Sleep(3 * DefaultTTL)
+			ns.empty()
+		})
+	}
+}
+
+// An unlock that no majority confirms is an error, and goes on in the background.
+func TestUnlockNeedsAMajority(t *testing.T) {
+	onNodes(t, 3, func(ns *nodes) {
+		m := ns.mutex()
+		l := ns.lock(m, true)
+		synctest.Wait()
+		ns.links[0].Hole(false, true)
+		ns.unlock(l) // two of three have confirmed it
+		l = ns.lock(m, true)
+		ns.links[1].Refuse(true)
+		ns.links[1].Cut()
+		err := l.UnlockContext(ns.Context())
+		ns.matches(err, ErrRedis)
+		if !strings.Contains(err.Error(), "node 2 (10.0.0.2:6379)") {
+			ns.Error(err)
+		}
+		heal(ns.links[0])
+		heal(ns.links[1])
+		time.Sleep(3 * DefaultTTL)
+		ns.empty()
+	})
+}
+
+// Promise 9, with a majority each time that shares one node with the one before.
+// Raised tokens are written where the lock is held: elsewhere it would not help.
+func TestTokensRiseAlthoughMajoritiesDiffer(t *testing.T) {
+	onNodes(t, 5, func(ns *nodes) {
+		const base = 3_000_000_000_000_000
+		for i, counter := range []int{4, 2, 2, 1, 1} {
+			ns.minis[i].Set("{x}:token", fmt.Sprint(base+counter))
+			ns.minis[i].SetTTL("{x}:token", time.Hour)
+		}
+		last := uint64(0)
+		for _, up := range [][]int{{0, 1, 2}, {1, 3, 4}, {0, 2, 3}, {1, 2, 4}, {0, 3, 4}, {0, 1, 2, 3, 4}} {
+			for i, l := range ns.links {
+				heal(l)
+				if !slices.Contains(up, i) {
+					l.Refuse(true)
+					l.Cut()
+				}
+			}
+			l := ns.lock(ns.mutex(), true)
+			if l.Token() <= last {
+				ns.Fatalf("nodes %v: token %d after %d", up, l.Token(), last)
+			}
+			last = l.Token()
+			ns.unlock(l)
+		}
+	})
+}
+
+// The same for a lock that is held while its nodes come and go.
+func TestNodeThatIsEnteredAgainHasTheTokenRaised(t *testing.T) {
+	onNodes(t, 3, func(ns *nodes) {
+		const high = 3_000_000_000_000_000
+		for _, m := range ns.minis {
+			m.Set("{x}:token", fmt.Sprint(high))
+			m.SetTTL("{x}:token", time.Hour)
+		}
+		l := ns.lock(ns.mutex(), true)
+		ns.minis[0].FlushAll()
+		time.Sleep(DefaultTTL)
+		ns.links[1].Refuse(true)
+		ns.links[1].Cut()
+		time.Sleep(DefaultTTL)
+		ns.unlock(l)
+		ns.minis[1].FlushAll()
+		heal(ns.links[1])
+		ns.links[2].Refuse(true)
+		ns.links[2].Cut()
+		next := ns.lock(ns.mutex(), true)
+		if next.Token() <= l.Token() {
+			ns.Errorf("token %d after %d", next.Token(), l.Token())
+		}
+		ns.unlock(next)
+	})
+}
+
+// A raise that a node refuses, since it knows of no such holder, takes that node
+// out, and the lock is had of it anew.
+func TestNodeThatRefusesToRaiseIsEnteredAgain(t *testing.T) {
+	onNodes(t, 3, func(ns *nodes) {
+		const base = 3_000_000_000_000_000
+		for i, m := range ns.minis {
+			m.Set("{x}:token", fmt.Sprint(base+i))
+			m.SetTTL("{x}:token", time.Hour)
+		}
+		release := ns.links[0].HoldRequest(refreshScript.digest.(string))
+		release1 := ns.links[1].HoldRequest(refreshScript.digest.(string))
+		next := ns.later(ns.mutex(), true)
+		ns.pending(next)
+		ns.minis[0].Del("x")
+		release()
+		l := <-next
+		if l.Token() < base+2 {
+			ns.Errorf("token %d", l.Token())
+		}
+		release1()
+		ns.unlock(l)
+	})
+}
+
+// Promises 1 and 9 with the nodes' clocks an hour apart.
+func TestClocksOfTheNodesMayDiffer(t *testing.T) {
+	onNodes(t, 5, func(ns *nodes) {
+		done := make(chan struct{})
+		defer close(done)
+		ns.clocks(done, -time.Hour, -time.Second, 0, 30*time.Minute, time.Hour)
+		witness := &witness{T: ns.T}
+		random := rand.New(rand.NewPCG(1, 2))
+		var all sync.WaitGroup
+		for range 6 {
+			m := NewRedlock(ns.distant(random, time.Millisecond), "x", WithTTL(2*time.Second))
+			all.Go(func() {
+				for i := range 20 {
+					witness.holds(ns.lock(m, i%3 != 0))
+				}
+			})
+		}
+		all.Wait()
+		l := ns.lock(ns.mutex(), true)
+		time.Sleep(time.Minute)
+		if l.Err() != nil {
+			ns.Error(context.Cause(l))
+		}
+		witness.holds(l)
+	})
+}
+
+// clocks lets each server's clock go, that much before the others'.
+func (ns *nodes) clocks(done <-chan struct{}, ahead ...time.Duration) {
+	set := func() {
+		for i, m := range ns.minis {
+			m.SetTime(time.Now().Add(ahead[i]))
+		}
+	}
+	set()
+	go func() {
+		tick := time.NewTicker(time.Millisecond)
+		defer tick.Stop()
+		for {
+			select {
+			case <-tick.C:
+				set()
+			case <-done:
+				return
+			}
+		}
+	}()
+}
+
+// A witness sees holds that overlap, and tokens that do not rise.
+type witness struct {
+	*testing.T
+	mu               sync.Mutex
+	readers, writers int
+	token            uint64
+}
+
+func (w *witness) holds(l *Lock) {
+	w.Helper()
+	w.mu.Lock()
+	write := l.Token() != 0
+	if write {
+		w.writers++
+		if l.Token() <= w.token {
+			w.Errorf("token %d after %d", l.Token(), w.token)
+		}
+		w.token = l.Token()
+	} else {
+		w.readers++
+	}
+	if w.writers > 1 || w.writers == 1 && w.readers > 0 {
+		w.Errorf("%d writers and %d readers", w.writers, w.readers)
+	}
+	w.mu.Unlock()
+	time.Sleep(3 * time.Millisecond)
+	w.mu.Lock()
+	if write {
+		w.writers--
+	} else {
+		w.readers--
+	}
+	w.mu.Unlock()
+	if err := l.UnlockContext(context.Background()); err != nil {
+		w.Error(err)
+	}
+}
+
+// Promise 6: a process whose clock is slow does not go first for ever. It learns
+// from the replies what rank the others have.
+func TestSlowClockDoesNotGoFirstForEver(t *testing.T) {
+	onNodes(t, 3, func(ns *nodes) {
+		process := func(name string, ahead time.Duration) *RWMutex {
+			m := ns.mutex()
+			m.ranks = &ranks{clock: func() time.Time { return time.Now().Add(ahead) }}
+			return m
+		}
+		var mu sync.Mutex
+		var order []string
+		var all sync.WaitGroup
+		holder := ns.lock(ns.mutex(), true)
+		for name, ahead := range map[string]time.Duration{"slow": -time.Hour, "right": 0, "fast": time.Hour} {
+			m := process(name, ahead)
+			for range 4 { // so that one of them waits when another comes
+				all.Go(func() {
+					for range 10 {
+						l := ns.lock(m, true)
+						mu.Lock()
+						order = append(order, name)
+						mu.Unlock()
+						time.Sleep(time.Millisecond)
+						ns.unlock(l)
+					}
+				})
+			}
+		}
+		synctest.Wait()
+		ns.unlock(holder)
+		all.Wait()
+		half := order[:len(order)/2]
+		for _, name := range []string{"slow", "right", "fast"} {
+			n := 0
+			for _, other := range half {
+				if other == name {
+					n++
+				}
+			}
+			ns.Logf("%s: %d of the first %d", name, n, len(half))
+			if n < len(half)/5 {
+				ns.Errorf("%s: %d of the first %d", name, n, len(half))
+			}
+		}
+	})
+}
+
+// No two requests of a process have the same rank, nor one below what it has
+// seen.
+func TestRanksOfAProcessRise(t *testing.T) {
+	r := &ranks{clock: func() time.Time { return time.UnixMicro(1000) }}
+	if a, b := r.next(), r.next(); a != 1000 || b != 1001 {
+		t.Error(a, b)
+	}
+	r.saw(5000)
+	r.saw(4000)
+	if a := r.next(); a != 5001 {
+		t.Error(a)
+	}
+}
+
+// Promise 10: what makes no sense is refused, by every call.
+func TestNewRedlockRefusesWhatMakesNoSense(t *testing.T) {
+	a, b := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
+	defer a.Close()
+	defer b.Close()
+	var null *redis.Client
+	two := []redis.Scripter{a, b}
+	for name, m := range map[string]*RWMutex{
+		"no nodes":            NewRedlock(nil, "x"),
+		"node 2":              NewRedlock([]redis.Scripter{a, nil}, "x"),
+		"node 1":              NewRedlock([]redis.Scripter{null, a}, "x"),
+		"twice":               NewRedlock([]redis.Scripter{a, b, a}, "x"),
+		"empty name":          NewRedlock(two, ""),
+		"nil option":          NewRedlock(two, "x", nil),
+		"drift factor -1":     NewRedlock(two, "x", WithDriftFactor(-1)),
+		"drift factor NaN":    NewRedlock(two, "x", WithDriftFactor(math.NaN())),
+		"drift factor 0.3":    NewMutex(a, "x", WithDriftFactor(0.3)),
+		"timeout factor 0":    NewRedlock(two, "x", WithTimeoutFactor(0)),
+		"timeout factor +Inf": NewRedlock(two, "x", WithTimeoutFactor(math.Inf(1))),
+		"timeout factor NaN":  NewRedlock(two, "x", WithTimeoutFactor(math.NaN())),
+		"several nodes":       NewMutex(a, "x", WithTimeoutFactor(0.1)),
+	} {
+		_, err := m.TryLockContext(t.Context())
+		if problem := matches(err, ErrInvalid); problem != "" || !strings.Contains(err.Error(), name) {
+			t.Errorf("%s: %v %s", name, err, problem)
+		}
+	}
+}
+
+// The factors are parts of the TTL, and the time-out is never too short for a
+// distant node, nor too long by default.
+func TestFactorsAndTheirDefaults(t *testing.T) {
+	a, b := redis.NewClient(&redis.Options{}), redis.NewClient(&redis.Options{})
+	defer a.Close()
+	defer b.Close()
+	for _, c := range []struct {
+		opt             []MutexOption
+		drift, patience time.Duration
+	}{
+		{nil, 42 * time.Millisecond, 200 * time.Millisecond},
+		{[]MutexOption{WithTTL(time.Second)}, 12 * time.Millisecond, 50 * time.Millisecond},
+		{[]MutexOption{WithTTL(100 * time.Millisecond)}, 3 * time.Millisecond, 25 * time.Millisecond},
+		{[]MutexOption{WithTTL(time.Hour)}, 36*time.Second + 2*time.Millisecond, time.Second},
+		{[]MutexOption{WithTimeoutFactor(0.25), WithTTL(time.Minute)}, 602 * time.Millisecond, 15 * time.Second},
+		{[]MutexOption{WithDriftFactor(0), WithTimeoutFactor(0.001)}, 2 * time.Millisecond, 50 * time.Millisecond},
+		{[]MutexOption{WithDriftFactor(0.25)}, 1002 * time.Millisecond, 200 * time.Millisecond},
+	} {
+		m := NewRedlock([]redis.Scripter{a, b}, "x", c.opt...)
+		if m.err != nil || m.drift != c.drift || m.patience != c.patience {
+			t.Errorf("%v: drift %v, want %v; time-out %v, want %v", m.err, m.drift, c.drift, m.patience, c.patience)
+		}
+	}
+}

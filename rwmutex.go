@@ -226,7 +226,7 @@ func (m *RWMutex) newLock(r request) *Lock {
 		one.at[0] = &one.stake
 		l.stakes = one.at[:]
 	} else {
-		l = &Lock{stakes: make([]*stake, len(m.nodes)), ballot: &ballot{}}
+		l = &Lock{stakes: make([]*stake, len(m.nodes)), ballot: &ballot{since: slices.Repeat([]instant{always}, len(m.nodes))}}
 		for i := range l.stakes {
 			l.stakes[i] = &stake{}
 		}
