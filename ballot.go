@@ -23,9 +23,8 @@ type ballot struct {
 	raise   atomic.Uint64 // the token that nodes with a lower one are to raise it to
 	parting chan parting  // where it is told who has left; nil: nobody waits for that
 
-	// since says of each node that has been entered anew since the lock was
-	// granted, from when on it has been held.
-	since []instant
+	at    instant   // when it became a lock
+	since []instant // of each node that was had later: from when on it is held
 }
 
 // ask has every node entered: one by the caller itself, since there is nobody
@@ -154,7 +153,10 @@ func (l *Lock) admit(s *stake, start instant, r reply, err error) (next *stake, 
 	default:
 		s.in, s.why, s.failed = true, nil, 0
 		if r.status == granted {
-			l.grant(s, uint64(r.value))
+			l.grant(s, start, uint64(r.value))
+			if l.phase == held && start > l.ballot.at {
+				l.look()
+			}
 		}
 		s.trust(start)
 		l.decide()
@@ -183,7 +185,7 @@ func (l *Lock) told(s *stake, token uint64) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.wants(s) && !s.granted {
-		l.grant(s, token)
+		l.grant(s, now(), token)
 		if s.in {
 			l.decide()
 		}
@@ -202,7 +204,7 @@ func (l *Lock) kept(s *stake, start instant, r reply) {
 	}
 	s.why = nil
 	if r.status == granted { // a "waiting" that comes after the grant is old
-		l.grant(s, max(s.token, uint64(r.value))) // the short form says no token
+		l.grant(s, now(), max(s.token, uint64(r.value))) // the short form says no token
 		if r.preceded && l.phase == wanted && !l.majority() {
 			l.yield(s)
 		}
@@ -269,24 +271,34 @@ func (l *Lock) expire() {
 
 // What comes of it, under the mutex.
 
-// grant notes that a node has granted s.
-func (l *Lock) grant(s *stake, token uint64) {
-	if !s.granted && l.phase == held {
+// grant notes that a node has granted s, in answer to a call begun at start.
+func (l *Lock) grant(s *stake, start instant, token uint64) {
+	if !s.granted && l.phase == held && start > l.ballot.at {
 		l.ballot.since[s.index] = now()
 	}
 	s.granted, s.token = true, token
 }
 
+// look has all nodes asked at once whether l holds them: should they fail one
+// after the other, it is known of each that it was there when the last came back.
+func (l *Lock) look() {
+	for _, s := range l.stakes {
+		if l.counts(s) {
+			s.Look()
+		}
+	}
+}
+
 // fails notes that a node does not hold s, or not any more, and why. Unless that
 // decides it against the lock, there will be another attempt on that node.
 func (l *Lock) fails(s *stake, why error) news {
-	if s.in || s.bury {
-		s.node().keeper.leave(s)
-	}
 	// From when on the node may have been in other hands.
 	from := s.until()
 	if why == errGone {
 		from = from.add(l.m.drift - l.m.ttl) // since it was last kept
+	}
+	if s.in || s.bury {
+		s.node().keeper.leave(s)
 	}
 	why = s.because(why)
 	wasIn, failed := s.in, s.failed
@@ -370,7 +382,7 @@ func (l *Lock) majority() bool {
 func (l *Lock) heldSince(from instant) bool {
 	n := 0
 	for i, s := range l.stakes {
-		if l.counts(s) && (l.ballot == nil || l.ballot.since[i] <= from) {
+		if l.counts(s) && (l.ballot == nil || l.ballot.since[i] <= max(from, l.ballot.at)) {
 			n++
 		}
 	}
@@ -462,6 +474,9 @@ func (l *Lock) agree(soon instant, highest uint64) {
 // hold makes l a lock.
 func (l *Lock) hold(token uint64) {
 	l.phase, l.token = held, token
+	if l.ballot != nil {
+		l.ballot.at = now()
+	}
 	l.ctx, l.cancel = context.WithCancelCause(l.ctx)
 	l.settle()
 	l.wake()

@@ -499,6 +499,7 @@ func TestRestartsOneByOneLoseNothing(t *testing.T) {
 func TestLockIsLostWhenAMajorityForgetsIt(t *testing.T) {
 	onNodes(t, 5, func(ns *nodes) {
 		l := ns.lock(ns.mutex(), true)
+		synctest.Wait() // on all nodes
 		for _, m := range ns.minis[:3] {
 			m.FlushAll()
 		}
