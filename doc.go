@@ -44,6 +44,10 @@
 //
 // # Where they end
 //
+// With several nodes ([NewRedlock]) they hold of the lock as a whole: a majority
+// of the nodes grants it, keeps it, and agrees on its token. "The server" is
+// then any majority of them.
+//
 // 1, 2, 4 and 9 hold while the server keeps its data and its clock does not
 // jump. A server that restarts empty, a failover to an asynchronous replica
 // that had not yet heard of the lock, an eviction (maxmemory-policy must be
@@ -65,4 +69,9 @@
 // does who holds, all those due at about the same time in one round trip. An
 // uncontended Lock and Unlock is two commands, and a lock that is held has
 // neither a goroutine nor a timer of its own.
+//
+// Over several nodes the same scripts run on each of them at once, and each
+// request has the same rank everywhere. Who holds some nodes, but no majority, and
+// learns that somebody with a lower rank waits there makes way, and keeps its
+// place. One Redis is a quorum of one.
 package redismutex

@@ -36,6 +36,26 @@ func Example() {
 	// Output: Monday's report
 }
 
+// Three masters that know nothing of each other, of which one may be lost.
+func ExampleNewRedlock() {
+	a, stopA := startRedis()
+	b, stopB := startRedis()
+	c, stopC := startRedis()
+	defer stopA()
+	defer stopB()
+	mutex := redismutex.NewRedlock([]redis.Scripter{a, b, c}, "report")
+
+	stopC()
+	lock, err := mutex.LockContext(context.Background())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer lock.Unlock()
+	fmt.Println("held:", lock.Key(), lock.Err())
+	// Output: held: report <nil>
+}
+
 // Why a lock ended is the cause of its context.
 func ExampleLock() {
 	rc, stop := startRedis()

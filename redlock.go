@@ -27,6 +27,9 @@ import (
 // (see [WithTimeoutFactor]), and once it is known to be ill not at all: it is tried
 // again in the background, and takes part when it is back.
 //
+// An error says how many nodes have granted the lock, and of the others why not;
+// that of the first attempt is returned at once only if a majority fails.
+//
 // A node that lost its data, in a restart without persistence, has forgotten who
 // held it: keep it away for as long as the longest TTL in use, or a second holder
 // may find a majority. Its fencing token is still the greater one.

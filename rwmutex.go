@@ -16,10 +16,10 @@ import (
 )
 
 // An RWMutex is a reader/writer mutual exclusion lock that all processes share
-// which name it alike, on the same Redis. It is held by one writer, or any
+// which name it alike, on the same Redis, or the same several. It is held by one writer, or any
 // number of readers, or nobody.
 //
-// It is made by [NewMutex] and safe for concurrent use. It holds no connection
+// It is made by [NewMutex] or [NewRedlock] and safe for concurrent use. It holds no connection
 // and no goroutine of its own, needs no closing, and is cheap enough to be made
 // for each use.
 type RWMutex struct {
@@ -164,7 +164,7 @@ type request struct {
 
 func (m *RWMutex) plain(r request, opt []LockOption) (*Lock, bool) {
 	l, err := m.acquire(r, opt)
-	if err != nil && !errors.Is(err, ErrLock) {
+	if err != nil && (!errors.Is(err, ErrLock) || errors.Is(err, ErrRedis)) {
 		m.log().error("", err)
 	}
 	return l, err == nil
@@ -186,7 +186,7 @@ func (m *RWMutex) acquire(r request, opt []LockOption) (*Lock, error) {
 func (m *RWMutex) complete(r *request, opt []LockOption) error {
 	switch {
 	case m == nil || m.nodes == nil && m.err == nil:
-		return fmt.Errorf("%w: a mutex is made by NewMutex", ErrInvalid)
+		return fmt.Errorf("%w: a mutex is made by NewMutex or NewRedlock", ErrInvalid)
 	case m.err != nil:
 		return m.err
 	case r.given && r.ctx == nil:
