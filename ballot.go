@@ -143,6 +143,9 @@ func (l *Lock) admit(s *stake, start instant, r reply, err error) (next *stake, 
 	case r.status == busy && l.try:
 		return nil, l.fails(s, ErrLock)
 	case r.status == busy:
+		if s.bury {
+			s.node().keeper.leave(s)
+		}
 		next = l.anew(s)
 		next.queue = true
 	case r.status != granted && r.status != waiting:
@@ -246,7 +249,7 @@ func (l *Lock) over(s *stake, why error) {
 	case s.in:
 		s.bury = s.bury || l.phase == wanted
 		say = l.fails(s, why)
-	case s.node().retries():
+	case l.ballot == nil || s.node().retries():
 		go l.enter(context.Background(), s)
 	default:
 		s.node().keeper.watch(s, now().add(probation))
@@ -301,9 +304,9 @@ func (l *Lock) fails(s *stake, why error) news {
 		s.node().keeper.leave(s)
 	}
 	why = s.because(why)
-	wasIn, failed := s.in, s.failed
+	wasIn, counted, failed := s.in, l.counts(s), s.failed
 	s.in, s.granted, s.why = false, false, why
-	if l.phase == held && wasIn && !l.heldSince(from) {
+	if l.phase == held && counted && !l.heldSince(from) {
 		return l.lose(why)
 	}
 	if l.try && l.phase == wanted {
@@ -328,8 +331,14 @@ func (l *Lock) fails(s *stake, why error) news {
 	} else {
 		go l.enter(context.Background(), t)
 	}
-	if l.ballot != nil || failed > 0 {
-		return news{} // hear has said it, or it has been said before
+	switch {
+	case failed > 0 || l.ballot != nil && !wasIn: // it has been said
+		return news{}
+	case l.ballot != nil:
+		why = fmt.Errorf("%s: %w", s.named(), why)
+	}
+	if l.phase == held {
+		return news{"a lock is entered anew", doing("lock", l.Key(), why)}
 	}
 	return news{"a waiter enters anew", doing("lock", l.Key(), why)}
 }

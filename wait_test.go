@@ -85,6 +85,25 @@ func TestWaitersAreServedInOrder(t *testing.T) {
 	})
 }
 
+// Promise 4: a lock first tries. If that was answered so late that the client may
+// have sent it again, the second one must not be granted behind the waiter's back.
+func TestTryBeforeTheWaitIsRefusedIfItComesTwice(t *testing.T) {
+	inBubble(t, func(w *world) {
+		holder := w.lock(NewMutex(w.client(nil), "x"), true)
+		w.link.SetDelay(10 * time.Millisecond)
+		mutex := NewMutex(w.client(w.link), "x")
+		next := w.later(mutex, true)
+		time.Sleep(time.Second)
+		late := &stake{lock: mutex.newLock(request{ctx: w.Context(), keys: mutex.keys, write: true})}
+		late.id = mutex.nodes[0].box.Name() + ":1" // the id of the try
+		w.unlock(holder)
+		w.unlock(<-next)
+		if r, err := late.enter(w.Context(), true); err != nil || r.status != buried {
+			t.Errorf("status %d, %v", r.status, err)
+		}
+	})
+}
+
 // A waiter keeps its place for as long as it waits.
 func TestWaiterKeepsItsPlace(t *testing.T) {
 	inBubble(t, func(w *world) {
