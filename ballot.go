@@ -57,6 +57,64 @@ func (l *Lock) ask(ctx context.Context) {
 	}
 }
 
+// await waits until l is a lock, or will not be one, or ctx ends.
+func (l *Lock) await(ctx context.Context) (*Lock, error) {
+	for {
+		l.mu.Lock()
+		phase := l.phase
+		if phase == wanted && l.signal == nil {
+			l.signal = make(chan struct{}, 1)
+		}
+		signal := l.signal
+		l.mu.Unlock()
+		switch phase {
+		case wanted:
+		case given:
+			return nil, l.refused(ctx)
+		default:
+			return l, nil
+		}
+		select {
+		case <-signal:
+		case <-ctx.Done():
+			return nil, l.giveUp(ctx)
+		}
+	}
+}
+
+// giveUp ends a wait whose context has ended.
+func (l *Lock) giveUp(ctx context.Context) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.phase == held { // a moment ago
+		l.cancel(context.Cause(ctx))
+	}
+	l.phase = given
+	l.partAll()
+	return ended(ctx, l.Key())
+}
+
+// refused is the error for a request that came to nothing. What some nodes have
+// granted goes back first.
+func (l *Lock) refused(ctx context.Context) error {
+	if ctx.Err() != nil {
+		return l.giveUp(ctx)
+	}
+	if l.ballot != nil {
+		l.mu.Lock()
+		err := l.nodes("grant it", l.counts)
+		l.mu.Unlock()
+		l.leave(ctx)
+		return fmt.Errorf("redismutex: lock %q: %w", l.Key(), err)
+	}
+	switch why := l.stakes[0].why; {
+	case why == ErrLock:
+		return fmt.Errorf("%w: %q", ErrLock, l.Key())
+	default:
+		return doing("lock", l.Key(), why)
+	}
+}
+
 // enter has s enter its node, and once more under a new id where a try was
 // refused and the lock is to be waited for.
 func (l *Lock) enter(ctx context.Context, s *stake) {
@@ -543,197 +601,6 @@ func (l *Lock) wake() {
 	}
 }
 
-// The caller.
-
-// await waits until l is a lock, or will not be one, or ctx ends.
-func (l *Lock) await(ctx context.Context) (*Lock, error) {
-	for {
-		l.mu.Lock()
-		phase := l.phase
-		if phase == wanted && l.signal == nil {
-			l.signal = make(chan struct{}, 1)
-		}
-		signal := l.signal
-		l.mu.Unlock()
-		switch phase {
-		case wanted:
-		case given:
-			return nil, l.refused(ctx)
-		default:
-			return l, nil
-		}
-		select {
-		case <-signal:
-		case <-ctx.Done():
-			return nil, l.giveUp(ctx)
-		}
-	}
-}
-
-// giveUp ends a wait whose context has ended.
-func (l *Lock) giveUp(ctx context.Context) error {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.phase == held { // a moment ago
-		l.cancel(context.Cause(ctx))
-	}
-	l.phase = given
-	l.partAll()
-	return ended(ctx, l.Key())
-}
-
-// refused is the error for a request that came to nothing. What some nodes have
-// granted goes back first.
-func (l *Lock) refused(ctx context.Context) error {
-	if ctx.Err() != nil {
-		return l.giveUp(ctx)
-	}
-	if l.ballot != nil {
-		l.mu.Lock()
-		err := l.nodes("grant it", l.counts)
-		l.mu.Unlock()
-		l.leave(ctx)
-		return fmt.Errorf("redismutex: lock %q: %w", l.Key(), err)
-	}
-	switch why := l.stakes[0].why; {
-	case why == ErrLock:
-		return fmt.Errorf("%w: %q", ErrLock, l.Key())
-	default:
-		return doing("lock", l.Key(), why)
-	}
-}
-
-// partAll has l leave in the background wherever it stands.
-func (l *Lock) partAll() {
-	for _, s := range l.stakes {
-		switch {
-		case s.asking: // it leaves when that is answered, or has taken too long
-		case s.in:
-			s.in = false
-			l.release(s)
-			s.node().keeper.leave(s)
-		default:
-			l.release(s)
-			s.node().keeper.remove(s)
-		}
-	}
-}
-
-// leave has l leave wherever it stands, and waits for the answers: with several
-// nodes no longer than the node time-out, and not for one that is known to be
-// ill. The rest goes on in the background.
-func (l *Lock) leave(ctx context.Context) (t tally) {
-	if l.ballot == nil {
-		s := l.stakes[0]
-		r, err := s.leave(ctx)
-		t.add(parting{s, r, err})
-		return t
-	}
-	l.mu.Lock()
-	open := map[*stake]bool{}
-	l.ballot.parting = make(chan parting, len(l.stakes))
-	for _, s := range l.stakes {
-		switch ill := s.node().illness(); {
-		case s.asking && ill == nil:
-			open[s] = true
-		case s.asking: // it leaves when that is answered, or has taken too long
-		case s.in && ill != nil:
-			l.release(s)
-			s.node().keeper.leave(s)
-			t.add(parting{s, reply{}, ill.why})
-		case s.in:
-			open[s] = true
-			l.part(s)
-		default:
-			l.release(s)
-			s.node().keeper.remove(s)
-		}
-	}
-	l.mu.Unlock()
-	timeout := time.NewTimer(l.m.patience)
-	defer timeout.Stop()
-	for len(open) > 0 {
-		select {
-		case p := <-l.ballot.parting:
-			delete(open, p.stake)
-			l.hear(p.stake, p.reply, now(), p.err)
-			t.add(p)
-			continue
-		case <-ctx.Done():
-			for s := range open {
-				t.add(parting{s, reply{}, errInterrupted})
-			}
-		case <-timeout.C:
-			for s := range open {
-				err := redisError(fmt.Errorf("no answer within %v", l.m.patience))
-				l.hear(s, reply{}, now(), err)
-				t.add(parting{s, reply{}, err})
-			}
-		}
-		break
-	}
-	return t
-}
-
-// part has s leave, and tells leave of that if it waits.
-func (l *Lock) part(s *stake) {
-	l.release(s)
-	if l.ballot == nil || l.ballot.parting == nil {
-		s.node().keeper.leave(s)
-		return
-	}
-	go func() {
-		r, err := s.leave(context.Background())
-		l.ballot.parting <- parting{s, r, err}
-	}()
-}
-
-// parted tells leave that s has left, or need not.
-func (l *Lock) parted(s *stake, r reply, err error) {
-	l.release(s)
-	if l.ballot != nil && l.ballot.parting != nil {
-		l.ballot.parting <- parting{s, r, err}
-	}
-}
-
-// A parting is the answer of one node to a leave.
-type parting struct {
-	stake *stake
-	reply reply
-	err   error
-}
-
-// A tally is what all of them amount to.
-type tally struct {
-	left int // so many nodes held the lock, and have let go of it
-	errs []parting
-}
-
-func (t *tally) add(p parting) {
-	switch {
-	case p.err != nil:
-		t.errs = append(t.errs, p)
-	case p.reply.status == left && p.stake.granted:
-		t.left++
-	}
-}
-
-// err is the error of an unlock that has not been confirmed.
-func (t *tally) err(ctx context.Context, l *Lock) error {
-	format, args := "redismutex: unlock %q: %d of %d nodes have let go of it", []any{l.Key(), t.left, len(l.stakes)}
-	for _, p := range t.errs {
-		switch {
-		case p.err == errInterrupted:
-			return ended(ctx, l.Key())
-		case l.ballot == nil:
-			return doing("unlock", l.Key(), p.err)
-		}
-		format += "; %s: %w"
-		args = append(args, p.stake.named(), p.err)
-	}
-	return fmt.Errorf(format, args...)
-}
-
 // news is what is logged when the mutex is free again.
 type news struct {
 	what string
@@ -744,43 +611,4 @@ func (l *Lock) say(n news) {
 	if n.err != nil {
 		l.m.log().error(n.what, n.err)
 	}
-}
-
-// hear takes what an answer to a call begun at start says of its node.
-func (l *Lock) hear(s *stake, r reply, start instant, err error) {
-	if l.ballot == nil {
-		return
-	}
-	l.m.ranks.saw(r.last)
-	switch {
-	case err == nil:
-		if time.Duration(now()-start) < l.m.patience {
-			s.node().recover()
-		}
-	case errors.Is(err, ErrNotLock) || err == errInterrupted:
-	case s.node().fall(err):
-		l.m.log().error("a node fails, and is tried again in the background", fmt.Errorf("redismutex: %s: %w", s.named(), err))
-	}
-}
-
-// nodes is the error that names the nodes of which say does not hold, and why.
-func (l *Lock) nodes(what string, say func(*stake) bool) error {
-	n := 0
-	format, args := "", []any{}
-	for _, s := range l.stakes {
-		if say(s) {
-			n++
-			continue
-		}
-		why := s.why
-		if why == nil && s.asking {
-			why = errors.New("has not answered yet")
-		} else if why == nil {
-			why = ErrLock
-		}
-		format += "; %s: %w"
-		args = append(args, s.named(), why)
-	}
-	head := fmt.Sprintf("%d of %d nodes %s, %d needed", n, len(l.stakes), what, quorum.Majority(len(l.stakes)))
-	return fmt.Errorf("%s"+format, append([]any{head}, args...)...)
 }

@@ -4,12 +4,14 @@ package redismutex
 // of them, and which of them is not worth waiting for?
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redismutex/redismutex/internal/quorum"
 )
 
 // NewRedlock makes a mutex over several Redis that know nothing of each other: a
@@ -121,4 +123,43 @@ func (i *illness) retry() instant {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	return i.at
+}
+
+// hear takes what an answer to a call begun at start says of its node.
+func (l *Lock) hear(s *stake, r reply, start instant, err error) {
+	if l.ballot == nil {
+		return
+	}
+	l.m.ranks.saw(r.last)
+	switch {
+	case err == nil:
+		if time.Duration(now()-start) < l.m.patience {
+			s.node().recover()
+		}
+	case errors.Is(err, ErrNotLock) || err == errInterrupted:
+	case s.node().fall(err):
+		l.m.log().error("a node fails, and is tried again in the background", fmt.Errorf("redismutex: %s: %w", s.named(), err))
+	}
+}
+
+// nodes is the error that names the nodes of which say does not hold, and why.
+func (l *Lock) nodes(what string, say func(*stake) bool) error {
+	n := 0
+	format, args := "", []any{}
+	for _, s := range l.stakes {
+		if say(s) {
+			n++
+			continue
+		}
+		why := s.why
+		if why == nil && s.asking {
+			why = errors.New("has not answered yet")
+		} else if why == nil {
+			why = ErrLock
+		}
+		format += "; %s: %w"
+		args = append(args, s.named(), why)
+	}
+	head := fmt.Sprintf("%d of %d nodes %s, %d needed", n, len(l.stakes), what, quorum.Majority(len(l.stakes)))
+	return fmt.Errorf("%s"+format, append([]any{head}, args...)...)
 }
