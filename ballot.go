@@ -374,8 +374,9 @@ func (l *Lock) fails(s *stake, why error) news {
 	}
 	t := l.anew(s)
 	t.failed = min(failed+1, 10)
-	if !isVoid(why) && !wasIn {
-		t.why = why
+	t.why = why
+	if wasIn && !isVoid(why) {
+		t.why = void{why}
 	}
 	l.decide()
 	if !l.wants(t) {
@@ -481,7 +482,7 @@ func (l *Lock) decide() {
 				sure++
 				highest = max(highest, s.token)
 			}
-		case s.why == nil:
+		case s.why == nil, isVoid(s.why) && !l.try:
 			open = true
 		default:
 			failed++

@@ -10,9 +10,8 @@ import (
 
 // The errors of this package, to be matched with [errors.Is]. What a call
 // returns wraps one of them, or the error of the caller's own context, and
-// names the key. No error matches two of them, but one: with several nodes, where
-// some of them refuse and others fail, it matches ErrLock and ErrRedis, and names
-// the nodes.
+// names the key. No error matches two of them, but one: that of a try with several
+// nodes, of which some refuse and others fail. It matches ErrLock and ErrRedis.
 var (
 	// ErrLock says that a try found the lock held, or waited for, by others.
 	ErrLock = errors.New("redismutex: held by others")

@@ -152,10 +152,10 @@ func (l *Lock) nodes(what string, say func(*stake) bool) error {
 			continue
 		}
 		why := s.why
-		if why == nil && s.asking {
-			why = errors.New("has not answered yet")
+		if s.in && !s.granted {
+			why = errors.New("others hold it, and are waited for")
 		} else if why == nil {
-			why = ErrLock
+			why = errors.New("has not answered yet")
 		}
 		format += "; %s: %w"
 		args = append(args, s.named(), why)
