@@ -32,7 +32,8 @@ end
 
 -- enter: granted if it fits and nobody who waits ranks before it. A try that
 -- is not granted leaves nothing; anyone else joins. An id enters once: what is
--- in place already is said again.
+-- in place already is said again. While more is left to settle nobody is
+-- granted here: a waiter may be sending its enter again.
 local function enter(kind, id, ttl, how)
 	local data = foreign(kind)
 	if data then
@@ -53,7 +54,7 @@ local function enter(kind, id, ttl, how)
 		place, other = behind(string.sub(how, -1) == '1' and -SPAN or 0)
 	end
 	local ends = digits(now + ttl)
-	if not other and (held == 'none' or held == 'set' and kind == 'r') then
+	if more == 0 and not other and (held == 'none' or held == 'set' and kind == 'r') then
 		if kind == 'w' then
 			redis.call('SET', HOLDER, id, 'PX', ttl)
 			return reply(GRANTED, next_token(score))

@@ -75,7 +75,7 @@ end
 
 local function reply(status, value)
 	if score then
-		local last = redis.call('ZRANGE', INTENTS, -1, -1, 'WITHSCORES')[2]
+		local last = status ~= FOREIGN and redis.call('ZRANGE', INTENTS, -1, -1, 'WITHSCORES')[2]
 		return {status, value or 0, more + untold + preceded, carried or '', tonumber(last or 0)}
 	end
 	if not value and more + untold == 0 and not carried and (status == GRANTED or status == LEFT) then

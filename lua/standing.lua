@@ -40,12 +40,24 @@ local function refuse(key)
 	return reply(FOREIGN, redis.call('TYPE', key).ok .. ':' .. key)
 end
 
+-- less compares as sorted sets do, byte by byte: Lua's own < depends on the
+-- locale that the server runs in.
+local function less(a, b)
+	for i = 1, math.min(#a, #b) do
+		local x, y = string.byte(a, i), string.byte(b, i)
+		if x ~= y then
+			return x < y
+		end
+	end
+	return #a < #b
+end
+
 -- before returns who of those that wait is the last before a member of that
 -- score. Equals are in the order of their names, as the sorted set has them.
 local function before(s, member)
 	local equals = redis.call('ZREVRANGEBYSCORE', INTENTS, digits(s), digits(s))
 	for _, other in ipairs(equals) do
-		if other < member then
+		if less(other, member) then
 			return other
 		end
 	end

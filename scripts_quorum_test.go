@@ -1,0 +1,928 @@
+package redismutex
+
+// This file answers: do the scripts give a lock over several nodes what it needs
+// of each: one order of who waits, and fencing tokens to agree on? It acts as
+// scripts_test.go does, by parties that have a rank.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redismutex/redismutex/internal/redistest"
+)
+
+// ahead is a rank that no server's clock has reached, in the year 2069. Its last
+// digits are lost where Lua joins it to a string.
+const ahead = int64(3_141_592_653_589_793)
+
+// at is a party of a quorum, with the same rank on all nodes.
+func (s *stage) at(rank int64, write bool, order order) *party {
+	s.Helper()
+	p := s.party(write, time.Minute, order)
+	p.lock.ballot = &ballot{score: p.lock.score(rank)}
+	return p
+}
+
+func (s *stage) w(rank int64) *party { return s.at(rank, true, firstCome) }
+func (s *stage) r(rank int64) *party { return s.at(rank, false, firstCome) }
+
+func (p *party) raise(token int64) reply {
+	p.Helper()
+	return p.must(p.ep.run(context.Background(), refreshScript, p.keepCmd(uint64(token))))
+}
+
+func (p *party) member() string { return p.kind().(string) + p.id }
+
+// join has parties enter that have to wait.
+func (s *stage) join(ps ...*party) {
+	s.Helper()
+	for _, p := range ps {
+		s.is(p.enter(), waiting)
+	}
+}
+
+// queued checks who waits, in that order.
+func (s *stage) queued(want ...*party) {
+	s.Helper()
+	var members []string
+	for _, p := range want {
+		members = append(members, p.member())
+	}
+	if got := s.rc.ZRange(context.Background(), s.keys.intents, 0, -1).Val(); !slices.Equal(got, members) {
+		s.Errorf("in the queue %q, want %q", got, members)
+	}
+}
+
+// told checks whether holders are told that somebody comes before them.
+func (s *stage) told(want bool, holders ...*party) {
+	s.Helper()
+	for _, p := range holders {
+		for _, r := range []reply{p.keep(), p.enter()} {
+			s.is(r, granted)
+			if r.preceded != want {
+				s.Errorf("%s is told %t, want %t", p.id, r.preceded, want)
+			}
+		}
+	}
+}
+
+// counter is the last token, 0 if there is none.
+func (s *stage) counter() int64 {
+	n, _ := s.rc.Get(context.Background(), s.keys.token).Int64()
+	return n
+}
+
+// count makes n the last token, 0 that there is none.
+func (s *stage) count(n int64) {
+	ctx := context.Background()
+	if s.rc.Set(ctx, s.keys.token, n, time.Hour); n == 0 {
+		s.rc.Del(ctx, s.keys.token)
+	}
+}
+
+// tokenIs checks the counter, and that its writer is told the same.
+func (s *stage) tokenIs(want int64, w *party) {
+	s.Helper()
+	if got := s.counter(); got != want {
+		s.Errorf("the counter is %d, want %d", got, want)
+	}
+	if got := s.is2(w.keep(), granted); got != want {
+		s.Errorf("token %d, want %d", got, want)
+	}
+}
+
+// inTurn checks that they hold it one after the other, the first of them now.
+func (s *stage) inTurn(turns ...[]*party) {
+	s.Helper()
+	for _, turn := range turns {
+		s.held(turn...)
+		for _, p := range turn {
+			s.is(p.leave(), left)
+		}
+	}
+	s.held()
+}
+
+// Promise 6, and the rule of the score: it is the place in the queue, whoever
+// came first. Whoever has a lower one goes before: to the head, or in between.
+func TestLowerScoreGoesBefore(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		holder, w10, r20, r25, w30, r40, w50 := s.w(60), s.w(10), s.r(20), s.r(25), s.w(30), s.r(40), s.w(50)
+		s.is(holder.enter(), granted)
+		s.join(w30, r20, w50, r40, w10, r25)
+		s.queued(w10, r20, r25, w30, r40, w50)
+		s.inTurn([]*party{holder}, []*party{w10}, []*party{r20, r25}, []*party{w30}, []*party{r40}, []*party{w50})
+	})
+}
+
+// The rule of ties: equals are in the order of their names, so that the nodes
+// agree. And those of flag and last: at any time a holder is told whether somebody
+// comes before it, and everyone, who comes last.
+func TestEveryOrderOfArrivalMakesTheSameQueue(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		w1, r2, holder, w4, r5, w6, r7 := s.w(20), s.r(20), s.w(20), s.w(10), s.r(20), s.w(20), s.r(30)
+		before := []*party{w4, r2, r5, w1}
+		arrivals([]*party{w6, w1, r2, w4, r5}, func(ps []*party) {
+			s.rc.FlushDB(context.Background())
+			s.is(holder.enter(), granted)
+			preceded, last := false, int64(0)
+			for _, p := range ps {
+				r := p.enter()
+				s.is(r, waiting)
+				preceded = preceded || slices.Contains(before, p)
+				last = max(last, 10)
+				if p != w4 {
+					last = 20
+				}
+				if k := holder.keep(); k.preceded != preceded || k.last != last || r.last != last {
+					s.Fatalf("preceded %t, want %t; last %d and %d, want %d", k.preceded, preceded, r.last, k.last, last)
+				}
+			}
+			s.join(r7)
+			s.queued(w4, r2, r5, w1, w6, r7)
+		})
+		s.inTurn([]*party{holder}, []*party{w4}, []*party{r2, r5}, []*party{w1}, []*party{w6}, []*party{r7})
+	})
+}
+
+// arrivals calls f with every order of ps.
+func arrivals(ps []*party, f func([]*party)) {
+	var from func(int)
+	from = func(i int) {
+		if i == len(ps) {
+			f(ps)
+		}
+		for j := i; j < len(ps); j++ {
+			ps[i], ps[j] = ps[j], ps[i]
+			from(i + 1)
+			ps[i], ps[j] = ps[j], ps[i]
+		}
+	}
+	from(0)
+}
+
+// Promise 6, and the rule of enter: nobody who waits ranks before who is granted.
+// With readers in place a reader passes a writer that ranks behind it, and only
+// that.
+func TestReaderPassesLaterWritersOnly(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		holder, w30, r40, r20, r30 := s.r(50), s.w(30), s.r(40), s.r(20), s.r(30)
+		s.is(holder.enter(), granted)
+		s.join(w30)
+		s.is(r40.try(), busy)
+		s.join(r40)
+		s.is(r20.enter(), granted)
+		s.is(r30.try(), granted) // "r" is before "w"
+		w10, r15, r5 := s.w(10), s.r(15), s.r(5)
+		s.join(w10)
+		s.is(r15.try(), busy)
+		s.join(r15)
+		s.is(r5.enter(), granted)
+		s.held(holder, r20, r30, r5)
+		s.queued(w10, r15, w30, r40)
+		s.is(w10.leave(), left)
+		s.held(holder, r20, r30, r5, r15)
+		s.queued(w30, r40)
+		first := s.at(ahead, true, writersFirst)
+		s.join(first)
+		s.is(s.r(1).try(), busy)
+		s.told(true, r5)
+		s.queued(first, w30, r40)
+	})
+}
+
+// The rule of the flag: a holder is told iff somebody who waits, and lives, ranks
+// before it: then it may be that those two wait for each other's nodes.
+func TestHolderIsToldWhoComesBefore(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		w20, holder, r30, w20b := s.w(ahead+20), s.w(ahead+20), s.r(ahead+21), s.w(ahead+20)
+		s.is(holder.enter(), granted)
+		s.told(false, holder)
+		s.join(r30, w20b)
+		s.told(false, holder)
+		s.join(w20)
+		s.told(true, holder)
+		s.is(w20.leave(), left)
+		s.told(false, holder)
+		r20, dead := s.r(ahead+20), s.w(ahead+19)
+		s.join(r20)
+		s.told(true, holder)
+		s.is(r20.leave(), left)
+		s.join(dead)
+		s.told(true, holder)
+		dead.die()
+		s.told(false, holder)
+		if r := r30.keep(); r.status != waiting || r.preceded {
+			s.Errorf("a waiter is told it: %+v", r)
+		}
+		s.is(holder.leave(), left)
+		s.held(w20b)
+		s.is(w20b.leave(), left)
+
+		r10, w5, r15 := s.r(10), s.w(5), s.r(15)
+		s.is(r10.enter(), granted)
+		w30, w10 := s.w(30), s.w(10)
+		s.join(w30, w10)
+		s.told(false, r10)
+		s.told(true, r30)
+		s.join(r15)
+		s.told(false, r10)
+		s.join(w5)
+		s.told(true, r10, r30)
+		s.is(w5.leave(), left)
+		s.told(false, r10)
+		s.held(r10, r30)
+	})
+}
+
+// Promise 6: the choice of who goes first holds, and among those of a kind the
+// rank decides. The last is by score, not by rank.
+func TestScoresKeepTheOrderOfChoice(t *testing.T) {
+	for _, c := range []struct {
+		order order
+		turns [][]int // of the waiters below
+		last  []int64 // said to each of them when it comes
+	}{
+		{firstCome, [][]int{{2}, {3}, {0}, {1}}, []int64{40, 50, 50, 50}},
+		{writersFirst, [][]int{{2}, {0}, {3, 1}}, []int64{40, 50, 50, 50}},
+		{readersFirst, [][]int{{3, 1}, {2}, {0}}, []int64{40, 40, 40, 40}},
+	} {
+		onBothServers(t, func(s *stage) {
+			holder := s.w(60)
+			s.is(holder.enter(), granted)
+			ps := []*party{s.at(40, true, c.order), s.at(50, false, c.order), s.at(20, true, c.order), s.at(30, false, c.order)}
+			for i, p := range ps {
+				r := p.enter()
+				s.is(r, waiting)
+				if kept := p.keep(); r.last != c.last[i] || kept.last != c.last[i] {
+					s.Errorf("order %d: last %d, then %d, want %d", c.order, r.last, kept.last, c.last[i])
+				}
+			}
+			queue, turns := []*party{}, [][]*party{{holder}}
+			for _, turn := range c.turns {
+				at := len(queue)
+				for _, i := range turn {
+					queue = append(queue, ps[i])
+				}
+				turns = append(turns, queue[at:])
+			}
+			s.queued(queue...)
+			s.inTurn(turns...)
+		})
+	}
+}
+
+// Promise 6: who has no rank stands behind all who wait, by whatever clock they
+// have theirs; and who has one goes before it.
+func TestScoresAndNoneShareAQueue(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		s.is(s.writer().enter(), granted)
+		first, a, b := s.w(ahead), s.writer(), s.reader()
+		s.join(first, a, b)
+		s.queued(first, a, b)
+		early, tied, late := s.w(1), s.r(ahead+1), s.w(ahead+10)
+		s.join(early, late, tied) // a has that rank by now
+		s.queued(early, first, tied, a, b, late)
+		c, d := s.at(ahead, true, writersFirst), s.party(true, time.Minute, writersFirst)
+		s.join(c, d)
+		s.queued(c, d, early, first, tied, a, b, late)
+		s.join(a, b, late, d, first) // once more
+		s.queued(c, d, early, first, tied, a, b, late)
+	})
+}
+
+// The rule of last: it is the highest score that waits, the caller's own
+// included, so that a process whose clock is slow learns what time it is.
+func TestReplySaysTheHighestScoreThatWaits(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		last := func(want int64, r reply) {
+			s.Helper()
+			if r.last != want {
+				s.Errorf("last %d, want %d", r.last, want)
+			}
+		}
+		holder, w10, r20, w30, r40 := s.w(1), s.w(ahead+10), s.r(ahead+20), s.w(ahead+30), s.r(ahead+40)
+		last(0, holder.try())
+		last(0, holder.keep())
+		last(ahead+20, r20.enter())
+		last(ahead+30, w30.enter()) // by the fast path
+		last(ahead+30, w10.enter()) // not by it
+		last(ahead+40, r40.enter())
+		for _, p := range []*party{holder, w10, r40} {
+			last(ahead+40, p.keep())
+			last(ahead+40, p.enter())
+		}
+		last(ahead+40, s.w(5).try())
+		last(ahead+40, s.w(5).keep())
+		last(ahead+30, r40.leave())
+		last(ahead+30, holder.keep())
+		s.is(holder.leave(), left)
+		last(ahead+30, w10.keep())
+		holder.bury = true
+		s.is(holder.leave(), gone)
+		last(ahead+30, holder.enter()) // refused
+	})
+}
+
+// The rule of in front: a waiter watches over who ends before it is its turn, by
+// its place and not by when it came.
+func TestWaiterWatchesTheLeaseInFrontOfItsPlace(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		lasting := func(p *party, ttl time.Duration) *party {
+			p.lock.m.ttlArg = fmt.Sprint(ttl.Milliseconds())
+			return p
+		}
+		in := func(want time.Duration, r reply) {
+			s.Helper()
+			s.is(r, waiting)
+			if got := time.Duration(r.value) * time.Millisecond; got > want || got < want-10*time.Second {
+				s.Errorf("in %v, want %v", got, want)
+			}
+		}
+		s.is(lasting(s.w(1), time.Hour).enter(), granted)
+		w10, w20, w30, w40 := s.w(10), s.w(20), s.w(30), s.w(40)
+		in(time.Hour, lasting(w20, 2*time.Hour).enter())
+		in(2*time.Hour, lasting(w40, 4*time.Hour).enter())
+		in(2*time.Hour, lasting(w30, 3*time.Hour).enter())
+		in(time.Hour, lasting(w10, 5*time.Hour).enter())
+		in(4*time.Hour, s.w(50).enter())
+		in(4*time.Hour, s.r(50).enter()) // "r" is before "w"
+		in(3*time.Hour, lasting(s.w(30), 6*time.Hour).enter())
+		in(6*time.Hour, lasting(s.w(30), 7*time.Hour).enter())
+		in(7*time.Hour, lasting(s.w(35), 8*time.Hour).enter())
+		for range 2 {
+			in(time.Hour, w10.enter())
+			in(5*time.Hour, w20.keep())
+			in(2*time.Hour, w30.enter())
+			in(8*time.Hour, w40.keep())
+		}
+	})
+}
+
+// The rule of yield: who leaves and enters under another id, with the score that
+// it had, has the place that it had.
+func TestOldScoreIsTheOldPlace(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		w20, w30, r40 := s.w(20), s.w(30), s.r(40)
+		s.is(w20.enter(), granted)
+		s.join(w30, r40)
+		s.is(w30.leave(), left)
+		again := s.w(30)
+		s.join(again)
+		s.queued(again, r40)
+
+		w10 := s.w(10)
+		s.join(w10)
+		s.told(true, w20)
+		w20.bury = true
+		s.is(w20.leave(), left)
+		s.held(w10)
+		s.is(w20.enter(), buried)
+		w20 = s.w(20)
+		s.join(w20)
+		s.told(false, w10)
+		s.queued(w20, again, r40)
+		r40.bury = true
+		s.is(r40.leave(), left)
+		s.is(r40.enter(), buried)
+		s.queued(w20, again)
+		s.inTurn([]*party{w10}, []*party{w20}, []*party{again})
+	})
+}
+
+// Promise 5, and the rule of enter: a try that fails leaves no trace, whatever its
+// rank is and whoever is in its way.
+func TestFailedTryWithAScoreLeavesNoTrace(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		fails := func(tries ...*party) {
+			s.Helper()
+			for _, p := range tries {
+				before := s.dump()
+				s.is(p.try(), busy)
+				if after := s.dump(); after != before {
+					s.Errorf("before %s, after %s", before, after)
+				}
+			}
+		}
+		w, w20, r := s.w(10), s.w(20), s.r(10)
+		s.is(w.enter(), granted)
+		fails(s.w(5), s.w(ahead), s.r(5), s.at(5, true, writersFirst), s.at(5, false, readersFirst))
+		s.join(w20)
+		fails(s.w(5), s.w(ahead), s.r(5), s.at(5, true, writersFirst), s.at(5, false, readersFirst))
+		s.is(w20.leave(), left)
+		s.is(w.leave(), left)
+		s.is(r.enter(), granted)
+		fails(s.w(5), s.w(ahead), s.at(5, true, writersFirst))
+		s.join(w20)
+		fails(s.w(5), s.r(30), s.r(ahead))
+		s.held(r)
+	})
+}
+
+// A way is one in which a script of somebody with a score makes a waiter, or its
+// caller, the writer.
+type way struct {
+	name  string
+	block func(s *stage) *party                 // who is in its way; nil: nobody, and it does not wait
+	grant func(s *stage, inWay, w *party) int64 // its token, 0 if that is not said
+}
+
+func enters(s *stage, _, w *party) int64 { return s.is2(w.enter(), granted) }
+
+// leaves is the token that the reply to a leave carries.
+func leaves(s *stage, inWay, _ *party) (token int64) {
+	s.Helper()
+	r, n := inWay.leave(), 0
+	s.is(r, left)
+	if _, err := fmt.Sscan(r.grants, &token, &n); err != nil {
+		s.Fatalf("grants %q: %v", r.grants, err)
+	}
+	return token
+}
+
+func leavesBuried(s *stage, inWay, w *party) int64 {
+	inWay.bury = true
+	return leaves(s, inWay, w)
+}
+
+func writerInTheWay(s *stage) *party {
+	w := s.w(1)
+	s.is(w.enter(), granted)
+	return w
+}
+
+func readerInTheWay(s *stage) *party {
+	r := s.r(1)
+	s.is(r.enter(), granted)
+	return r
+}
+
+var ways = []way{
+	{"enter", func(*stage) *party { return nil }, enters},
+	{"try", func(*stage) *party { return nil }, func(s *stage, _, w *party) int64 {
+		return s.is2(w.try(), granted)
+	}},
+	{"enter, beside a tombstone", func(s *stage) *party {
+		p := s.w(1)
+		p.bury = true
+		s.is(p.leave(), gone)
+		return nil
+	}, enters},
+	{"enter, where a reader has died", func(s *stage) *party {
+		readerInTheWay(s).die()
+		return nil
+	}, enters},
+	{"leave of a writer", writerInTheWay, leaves},
+	{"leave of a writer, beside another waiter", func(s *stage) *party {
+		w := writerInTheWay(s)
+		s.join(s.w(ahead + 1000))
+		return w
+	}, leaves},
+	{"leave of a writer, past the dead", func(s *stage) *party {
+		w, dead := writerInTheWay(s), s.at(1, true, writersFirst)
+		s.join(dead)
+		dead.die()
+		return w
+	}, leaves},
+	{"leave of a writer with a tombstone", writerInTheWay, leavesBuried},
+	{"leave of a reader", readerInTheWay, leaves},
+	{"leave of a reader with a tombstone", readerInTheWay, leavesBuried},
+	{"keep", writerInTheWay, func(s *stage, inWay, w *party) int64 {
+		inWay.die()
+		return s.is2(w.keep(), granted)
+	}},
+	{"keep of who is gone", writerInTheWay, func(s *stage, inWay, w *party) int64 {
+		inWay.die()
+		s.is(inWay.keep(), gone)
+		return 0
+	}},
+	{"keep of a dead reader", readerInTheWay, func(s *stage, inWay, w *party) int64 {
+		inWay.die()
+		s.is(inWay.keep(), gone)
+		return 0
+	}},
+	{"enter of another writer", writerInTheWay, func(s *stage, inWay, w *party) int64 {
+		inWay.die()
+		s.join(s.w(1))
+		return 0
+	}},
+	{"try of a reader", readerInTheWay, func(s *stage, inWay, w *party) int64 {
+		inWay.die()
+		s.is(s.r(ahead+1000).try(), busy)
+		return 0
+	}},
+}
+
+// Promise 9, and the rule of the token: it is the rank, so that nodes agree on it,
+// or the next one where the counter has got as far. A new counter starts no lower
+// than the server's clock. Either is exact, and lives for a day from then.
+func TestTokenIsTheRankWhicheverWayItIsGranted(t *testing.T) {
+	ctx := context.Background()
+	const clock = 0 // the server's
+	onBothServers(t, func(s *stage) {
+		check := func(way way, order order, counter, rank, want int64) {
+			s.rc.FlushDB(ctx)
+			w, inWay := s.at(rank, true, order), way.block(s)
+			if inWay != nil {
+				s.join(w)
+			}
+			s.count(counter)
+			start := s.rc.Time(ctx).Val().UnixMicro()
+			said := way.grant(s, inWay, w)
+			s.held(w)
+			token := s.counter()
+			if want == clock && token >= start && token <= s.rc.Time(ctx).Val().UnixMicro() {
+				want = token
+			}
+			if ttl := s.rc.PTTL(ctx, s.keys.token).Val(); ttl <= 23*time.Hour {
+				s.Errorf("%s: the counter lives for %v", way.name, ttl)
+			}
+			if again := w.enter().value; token != want || again != want || said != want && said != 0 {
+				s.Errorf("%s, rank %d, counter %d: token %d, said %d, then %d, want %d", way.name, rank, counter, token, said, again, want)
+			}
+		}
+		for _, way := range ways {
+			for _, order := range []order{firstCome, writersFirst} {
+				check(way, order, ahead, ahead+100, ahead+100)
+				check(way, order, ahead, ahead+2, ahead+2)
+				check(way, order, ahead, ahead+1, ahead+1)
+				check(way, order, ahead, ahead, ahead+1)
+				check(way, order, ahead, ahead-100, ahead+1)
+				check(way, order, ahead, 10, ahead+1)
+				check(way, order, 0, ahead, ahead)
+				check(way, order, 0, 10, clock)
+			}
+		}
+	})
+}
+
+// The rule of the token, where nobody has a say in it: without a score of its own
+// a script gives the next one, and leaves the counter the time that it has.
+func TestWithoutAScoreTheTokenIsTheNext(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		single, single2, w, w2 := s.writer(), s.writer(), s.w(ahead+100), s.w(ahead+200)
+		s.count(ahead)
+		if token := s.is2(single.enter(), granted); token != ahead+1 {
+			s.Errorf("token %d", token)
+		}
+		s.join(w, w2, single2)
+		if token := leaves(s, single, nil); token != ahead+2 {
+			s.Errorf("token %d", token)
+		}
+		if ttl := s.rc.PTTL(context.Background(), s.keys.token).Val(); ttl > time.Hour {
+			s.Errorf("the counter lives for %v", ttl)
+		}
+		w.die()
+		s.is(single2.keep(), waiting)
+		s.tokenIs(ahead+3, w2)
+		s.held(w2)
+	})
+}
+
+// Promise 9, and the rule of the floor: below it a counter would be taken for
+// somebody's data.
+func TestNewCounterIsNoLowerThanTheFloor(t *testing.T) {
+	m, rc := redistest.Mini(t)
+	m.SetTime(time.Unix(1000, 0))
+	keys, err := newKeys("lock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &stage{T: t, rc: rc, ep: endpointOf(rc), keys: keys}
+	w, w2 := s.w(10), s.w(20)
+	s.is(w.enter(), granted)
+	s.tokenIs(1e14, w)
+	s.join(w2)
+	leaves(s, w, w2)
+	s.tokenIs(1e14+1, w2)
+	s.is(w2.leave(), left)
+	s.is(s.w(30).enter(), granted)
+}
+
+// The rule of raise: who holds has its token raised, while it holds. It keeps all
+// else, and its lease is kept.
+func TestRaise(t *testing.T) {
+	ctx := context.Background()
+	onBothServers(t, func(s *stage) {
+		w, w2, r := s.w(10), s.w(20), s.r(30)
+		raises := func(to, want int64) {
+			s.Helper()
+			s.rc.PExpire(ctx, s.keys.holder, 5*time.Second)
+			before := s.rc.ZRangeWithScores(ctx, s.keys.intents, 0, -1).Val()
+			if token := s.is2(w.raise(to), granted); token != want {
+				s.Errorf("token %d, want %d", token, want)
+			}
+			if ttl := s.rc.PTTL(ctx, s.keys.holder).Val(); ttl < 50*time.Second || ttl > time.Minute {
+				s.Errorf("its lease is %v", ttl)
+			}
+			s.tokenIs(want, w)
+			s.held(w)
+			if after := s.rc.ZRangeWithScores(ctx, s.keys.intents, 0, -1).Val(); !slices.Equal(after, before) {
+				s.Errorf("in the queue %v, then %v", before, after)
+			}
+		}
+		s.count(ahead)
+		s.is(w.enter(), granted)
+		raises(ahead+10, ahead+10)
+		raises(ahead+10, ahead+10)
+		raises(ahead+5, ahead+10)
+		raises(1, ahead+10)
+		s.join(w2, r)
+		raises(ahead+20, ahead+20)
+		s.rc.Del(ctx, s.keys.token)
+		raises(ahead+30, ahead+30)
+		if token := leaves(s, w, w2); token != ahead+31 {
+			s.Errorf("token %d after %d", token, ahead+30)
+		}
+		s.tokenIs(ahead+31, w2)
+	})
+}
+
+// The rule of raise: only who holds raises, and only a writer has what to raise.
+// Else a token that was given to another would no longer be the last. To others
+// it is a keep.
+func TestOnlyTheWriterThatHoldsRaises(t *testing.T) {
+	ctx := context.Background()
+	onBothServers(t, func(s *stage) {
+		inVain := func(want status, ps ...*party) {
+			s.Helper()
+			for _, p := range ps {
+				before, now := s.counter(), float64(s.rc.Time(ctx).Val().UnixMilli())
+				if want != gone {
+					s.rc.ZAddXX(ctx, s.keys.leases, redis.Z{Score: now + 5000, Member: p.id})
+				}
+				r := p.raise(before + 100)
+				s.is(r, want)
+				if ends := s.rc.ZScore(ctx, s.keys.leases, p.id).Val(); want != gone && ends < now+60_000 {
+					s.Errorf("%s: its lease is %v ms", p.id, ends-now)
+				}
+				if after := s.counter(); after != before || want == granted && r.value != 0 {
+					s.Errorf("%s: the counter is %d, then %d; %+v", p.id, before, after, r)
+				}
+			}
+		}
+		w, w2, r, r2 := s.w(10), s.w(20), s.r(30), s.r(40)
+		s.count(ahead)
+		s.is(w.enter(), granted)
+		s.join(w2, r)
+		inVain(waiting, w2, r)
+		inVain(gone, r2)
+		s.is(w.leave(), left)
+		s.held(w2)
+		inVain(gone, w)
+		inVain(waiting, r)
+		w2.die()
+		s.is(r2.try(), granted)
+		inVain(granted, r, r2)
+		inVain(gone, w, w2)
+		s.held(r, r2)
+		r.die()
+		inVain(gone, r)
+		s.is(r2.leave(), left)
+		inVain(gone, w, w2, r, r2)
+		s.held()
+	})
+}
+
+// The rule of raise, where it crosses a grant: a keep settles before it answers,
+// and raises what the caller holds by then, but not what another does.
+func TestRaiseThatCrossesAGrant(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		w, w2, w3 := s.w(10), s.w(20), s.w(30)
+		s.count(ahead)
+		s.is(w.enter(), granted)
+		s.join(w2, w3)
+		w.die()
+		s.is(w.raise(ahead+100), gone)
+		s.tokenIs(ahead+2, w2)
+		w2.die()
+		if token := s.is2(w3.raise(ahead+100), granted); token != ahead+100 {
+			s.Errorf("token %d", token)
+		}
+		s.tokenIs(ahead+100, w3)
+	})
+}
+
+// walk has parties of all sorts do what they may, at random, and the same on each
+// of the stages. run is to send a command of each of ps.
+func walk(steps int, run func(step int, ps []*party, verb *script, command func(*party) cmd), stages ...*stage) {
+	random := rand.New(rand.NewPCG(1, 2))
+	var crowd [][]*party
+	for step := range steps {
+		rank := func() int64 { return ahead + int64(step/4) + random.Int64N(9) }
+		i, act := random.IntN(len(crowd)+1), random.IntN(8)
+		if i == len(crowd) || len(crowd) < 4 {
+			write, order, score, single := random.IntN(2) == 0, order(random.IntN(3)), rank(), random.IntN(3) == 0
+			var ps []*party
+			for _, s := range stages {
+				p := s.at(score, write, order)
+				if single {
+					p.lock.ballot = nil
+				}
+				ps = append(ps, p)
+			}
+			i, act = len(crowd), 0
+			crowd = append(crowd, ps)
+		}
+		ps := crowd[i]
+		try, bury, raise := random.IntN(4) == 0, random.IntN(4) == 0, uint64(rank())
+		switch act {
+		case 0: // once more, if it has before
+			verb := rlockScript
+			if ps[0].lock.write {
+				verb = lockScript
+			}
+			run(step, ps, verb, func(p *party) cmd { return p.enterCmd(try) })
+		case 1, 2, 3:
+			run(step, ps, unlockScript, func(p *party) cmd { p.bury = bury; return p.leaveCmd() })
+			crowd = slices.Delete(crowd, i, i+1)
+		case 4:
+			for _, p := range ps {
+				p.die()
+			}
+		case 5:
+			if ps[0].lock.ballot != nil {
+				run(step, ps, refreshScript, func(p *party) cmd { return p.keepCmd(raise) })
+				break
+			}
+			fallthrough
+		default:
+			run(step, ps, refreshScript, func(p *party) cmd { return p.keepCmd(0) })
+		}
+	}
+}
+
+// Promise 9: each new writer has a token above all before it, with a score or
+// without, whatever becomes of whom. And the rules of flag and last.
+func TestTokensRiseWithScoresAndWithout(t *testing.T) {
+	ctx := context.Background()
+	onBothServers(t, func(s *stage) {
+		writer, highest := "", int64(0)
+		s.count(ahead)
+		walk(600, func(step int, ps []*party, verb *script, command func(*party) cmd) {
+			p := ps[0]
+			if s.rc.Exists(ctx, s.keys.holder).Val() == 0 {
+				writer = "" // it died
+			}
+			r := p.must(s.ep.run(ctx, verb, command(p)))
+			holder, token := s.rc.Get(ctx, s.keys.holder).Val(), s.counter() // "": no writer
+			if token < highest || token == highest && holder != "" && holder != writer {
+				s.Fatalf("step %d: token %d for %q, after %d for %q", step, token, holder, highest, writer)
+			}
+			if r.status == granted && p.lock.write && r.value != token {
+				s.Fatalf("step %d: token %d, but the counter is %d", step, r.value, token)
+			}
+			writer, highest = holder, token
+			var holders []*party
+			for _, id := range s.holders() {
+				holders = append(holders, &party{id: id})
+			}
+			s.held(holders...) // promise 8
+			if preceded, last := p.others(r.status == granted); verb != unlockScript && (r.preceded != preceded || r.last != last) {
+				s.Fatalf("step %d: %+v, want preceded %t, last %d", step, r, preceded, last)
+			}
+		}, s)
+	})
+}
+
+// others is what one with a score is to be told of those that wait.
+func (p *party) others(holds bool) (preceded bool, last int64) {
+	if p.lock.ballot == nil {
+		return false, 0
+	}
+	score, _ := strconv.ParseFloat(p.lock.ballot.score.(string), 64)
+	for _, z := range p.rc.ZRangeWithScores(context.Background(), p.stage.keys.intents, 0, -1).Val() {
+		preceded = preceded || holds && (z.Score < score || z.Score == score && z.Member.(string) < p.member())
+		if last = int64(z.Score); last < 0 {
+			last += span
+		}
+	}
+	return preceded, last
+}
+
+// fastPaths is where each of them begins.
+var fastPaths = strings.NewReplacer(
+	"if redis.call('EXISTS', KEYS[2], KEYS[3]) == 0\n", "if false\n",
+	"if ARGV[3] == 'join:0' and", "if false and",
+	"if mine and not tombstone then", "if false then",
+)
+
+// slowed is a script without its fast paths.
+func slowed(t *testing.T, s *script, paths int) *script {
+	t.Helper()
+	source := fastPaths.Replace(s.source.(string))
+	if n := strings.Count(source, "if false"); n != paths {
+		t.Fatalf("%d fast paths, want %d", n, paths)
+	}
+	return &script{source: source, digest: redis.NewScript(source).Hash(), short: s.short}
+}
+
+// The rule of the fast paths: they say the same as the slow ones, and leave the
+// same, whoever has a score and who has none.
+func TestFastPathsAgreeWithTheSlow(t *testing.T) {
+	ctx := context.Background()
+	slow := map[*script]*script{
+		lockScript: slowed(t, lockScript, 2), rlockScript: slowed(t, rlockScript, 1),
+		refreshScript: refreshScript, unlockScript: slowed(t, unlockScript, 1),
+	}
+	onBothServers(t, func(s *stage) {
+		keys, err := newKeys("slow")
+		if err != nil {
+			t.Fatal(err)
+		}
+		twin := &stage{T: s.T, rc: s.rc, ep: s.ep, keys: keys}
+		s.count(ahead)
+		twin.count(ahead)
+		walk(600, func(step int, ps []*party, verb *script, command func(*party) cmd) {
+			got := ps[0].must(s.ep.run(ctx, verb, command(ps[0])))
+			c := command(ps[1])
+			c[1] = slow[verb].digest
+			want := ps[1].must(s.ep.run(ctx, slow[verb], c))
+			if got.status == waiting && max(got.value, want.value)-min(got.value, want.value) < 10_000 {
+				got.value = want.value // the leases did not begin together
+			}
+			if verb == unlockScript || got.last < ahead {
+				got.last = want.last // nobody asks it; or it is by the server's clock
+			}
+			if got != want {
+				s.Fatalf("step %d: %+v by the fast path, %+v by the slow", step, got, want)
+			}
+			for _, of := range []func(*stage) string{
+				func(s *stage) string { return fmt.Sprint("held by ", s.holders()) },
+				func(s *stage) string {
+					return fmt.Sprint("in the queue ", s.rc.ZRange(ctx, s.keys.intents, 0, -1).Val())
+				},
+				func(s *stage) string { return fmt.Sprint("last token ", s.counter()) },
+			} {
+				if got, want := of(s), of(twin); got != want {
+					s.Fatalf("step %d: %s by the fast path, %s by the slow", step, got, want)
+				}
+			}
+		}, s, twin)
+	})
+}
+
+// Promise 4, and the rule of enter: who waits is not granted past its own place in
+// the queue, where more is left to settle than one call does. It would be granted
+// once more when it leaves.
+func TestEnterAgainAmongTheManyDead(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		var readers []*party
+		for range 500 {
+			r := s.r(1)
+			s.is(r.enter(), granted)
+			readers = append(readers, r)
+		}
+		w, later := s.w(20), s.w(30)
+		s.join(later)
+		for _, r := range readers {
+			r.die()
+		}
+		s.is(w.enter(), granted) // by three calls of one batch each
+		s.queued(later)
+		s.inTurn([]*party{w}, []*party{later})
+	})
+}
+
+// Promise 10: what is no lock is said so to those with a score too, whatever it is
+// that stands in place of the queue, and nothing is learned from that.
+func TestForeignDataIsRefusedToThoseWithAScore(t *testing.T) {
+	ctx := context.Background()
+	onBothServers(t, func(s *stage) {
+		for name, put := range map[string]func(key string) error{
+			"string":      func(k string) error { return s.rc.Set(ctx, k, "data", 0).Err() },
+			"hash":        func(k string) error { return s.rc.HSet(ctx, k, "f", "v").Err() },
+			"zset":        func(k string) error { return s.rc.ZAdd(ctx, k, redis.Z{Score: 3.9e15, Member: "v"}).Err() },
+			"zset of ns":  func(k string) error { return s.rc.ZAdd(ctx, k, redis.Z{Score: 1.7e18, Member: "v"}).Err() },
+			"old counter": func(k string) error { return s.rc.Set(ctx, k, "41", 0).Err() },
+		} {
+			for _, key := range []string{s.keys.holder, s.keys.intents, s.keys.leases, s.keys.token} {
+				for _, p := range []*party{s.w(10), s.r(10), s.at(10, true, writersFirst)} {
+					if !p.lock.write && key == s.keys.token {
+						continue // no matter to a reader
+					}
+					s.rc.FlushDB(ctx)
+					if err := put(key); err != nil {
+						s.Fatal(err)
+					}
+					before := s.dump()
+					r, err := p.stake.enter(ctx, false)
+					if r.status != foreign && !errors.Is(err, ErrNotLock) || r.last != 0 {
+						s.Errorf("%s at %s: %+v, %v", name, key, r, err)
+					}
+					if after := s.dump(); after != before {
+						s.Errorf("%s at %s: before %s, after %s", name, key, before, after)
+					}
+				}
+			}
+		}
+	})
+}
