@@ -43,16 +43,17 @@ func (l *Lock) ask(ctx context.Context) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, s := range l.stakes {
-		// A node known to be ill is not waited for, unless nothing can be
-		// decided without it.
+		// A node known to be ill is left out, unless nothing can be decided
+		// without it.
 		ill := s.node().illness()
-		if ill == nil || well < quorum.Majority(len(l.stakes)) || s.node().retries() {
-			go l.enter(context.Background(), s)
-		} else if !l.try {
-			s.node().keeper.watch(s, ill.retry())
+		if ill == nil || well < quorum.Majority(len(l.stakes)) {
+			s.node().workers.run(func() { l.enter(context.Background(), s) })
+			continue
 		}
-		if ill != nil && well >= quorum.Majority(len(l.stakes)) {
-			s.why = ill.why
+		s.why = ill.why
+		s.probe()
+		if !l.try {
+			s.node().keeper.watch(s, now().add(probation))
 		}
 	}
 }
@@ -177,11 +178,14 @@ func (l *Lock) entered(s *stake, start instant, r reply, err error) (next *stake
 
 // admit is entered, under the mutex.
 func (l *Lock) admit(s *stake, start instant, r reply, err error) (next *stake, _ news) {
-	if !s.asking {
-		return nil, news{} // it took too long, and has left meanwhile
+	if !s.asking { // it took too long, and has left meanwhile
+		if r.status == granted || r.status == waiting {
+			s.node().keeper.leave(s) // a node that restarted forgets its tombstones
+		}
+		return nil, news{}
 	}
 	s.asking = false
-	s.node().keeper.remove(s)
+	s.node().keeper.unwatch(s)
 	s.bury = err != nil || time.Duration(now()-start) >= s.node().resend
 	switch late := l.m.trusted(start) <= now(); {
 	case !l.wants(s):
@@ -307,9 +311,10 @@ func (l *Lock) over(s *stake, why error) {
 	case s.in:
 		s.bury = s.bury || l.phase == wanted
 		say = l.fails(s, why)
-	case l.ballot == nil || s.node().retries():
+	case l.ballot == nil || s.node().illness() == nil:
 		go l.enter(context.Background(), s)
 	default:
+		s.probe()
 		s.node().keeper.watch(s, now().add(probation))
 	}
 	l.mu.Unlock()
@@ -383,8 +388,8 @@ func (l *Lock) fails(s *stake, why error) news {
 		return news{}
 	}
 	const minBackoff, maxBackoff = 10 * time.Millisecond, time.Second
-	if ill := s.node().illness(); l.ballot != nil && ill != nil {
-		s.node().keeper.watch(t, ill.retry())
+	if l.ballot != nil && s.node().illness() != nil {
+		s.node().keeper.watch(t, now().add(probation))
 	} else if failed > 0 {
 		s.node().keeper.watch(t, now().add(min(minBackoff<<failed, maxBackoff)))
 	} else {

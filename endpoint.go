@@ -45,8 +45,10 @@ type endpoint struct {
 	mute   atomic.Bool   // PUBLISH is refused
 	looked atomic.Bool   // the server's settings have been looked at
 
-	addr string                  // "" if rc does not say
-	sick atomic.Pointer[illness] // nil: it is well
+	// For locks over several nodes:
+	addr    string                  // "" if rc does not say
+	sick    atomic.Pointer[illness] // nil: it is well
+	workers workers
 }
 
 // endpoints holds the endpoint of each client for as long as a mutex uses it.
@@ -101,6 +103,7 @@ func newEndpoint(rc redis.Scripter) *endpoint {
 	}
 	ep.box = mailbox.New(sub, mailboxes+strconv.FormatUint(boxes.Add(1), 10))
 	ep.keeper.ep = ep
+	ep.workers = make(workers)
 	return ep
 }
 
@@ -157,6 +160,36 @@ func (ep *endpoint) inspect(log logger) {
 				": Redis may evict a lock that is held; set it to noeviction"))
 		}
 	}()
+}
+
+// workers run calls side by side, on goroutines that have run others before if
+// any of those are idle. A call needs a deep stack, and to grow one anew for each
+// took a fifth of the client's time.
+type workers chan func()
+
+// linger is how long a worker is idle before it ends.
+const linger = time.Second
+
+func (w workers) run(f func()) {
+	select {
+	case w <- f:
+	default:
+		go w.work(f)
+	}
+}
+
+func (w workers) work(f func()) {
+	idle := time.NewTimer(linger)
+	defer idle.Stop()
+	for {
+		f()
+		idle.Reset(linger)
+		select {
+		case f = <-w:
+		case <-idle.C:
+			return
+		}
+	}
 }
 
 // started is the origin of this package's clock.

@@ -79,6 +79,15 @@ func (k *keeper) watch(s *stake, limit instant) {
 	k.push(s)
 }
 
+// unwatch ends watch, and nothing else: what leaves goes on to leave.
+func (k *keeper) unwatch(s *stake) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if s.role == watching {
+		k.drop(s)
+	}
+}
+
 // look has a stake kept at that time, if not earlier.
 func (k *keeper) look(s *stake, at instant) {
 	k.mu.Lock()

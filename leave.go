@@ -19,7 +19,7 @@ func (l *Lock) partAll() {
 			s.node().keeper.leave(s)
 		default:
 			l.release(s)
-			s.node().keeper.remove(s)
+			s.node().keeper.unwatch(s)
 		}
 	}
 }
@@ -51,7 +51,7 @@ func (l *Lock) leave(ctx context.Context) (t tally) {
 			l.part(s)
 		default:
 			l.release(s)
-			s.node().keeper.remove(s)
+			s.node().keeper.unwatch(s)
 		}
 	}
 	l.mu.Unlock()
@@ -87,10 +87,10 @@ func (l *Lock) part(s *stake) {
 		s.node().keeper.leave(s)
 		return
 	}
-	go func() {
+	s.node().workers.run(func() {
 		r, err := s.leave(context.Background())
 		l.ballot.parting <- parting{s, r, err}
-	}()
+	})
 }
 
 // parted tells leave that s has left, or need not.

@@ -645,3 +645,22 @@ func hashed(key string) string {
 	}
 	return key
 }
+
+// A try whose context ends leaves what it may have been granted at once, in the
+// background.
+func TestTryThatIsCutShortLeavesNothing(t *testing.T) {
+	inBubble(t, func(w *world) {
+		release := w.link.HoldReply(lockScript.digest.(string))
+		ctx, cancel := context.WithTimeout(w.Context(), 100*time.Millisecond)
+		defer cancel()
+		_, err := NewMutex(w.client(w.link), "x").TryLockContext(ctx)
+		w.matches(err, context.DeadlineExceeded)
+		time.Sleep(time.Millisecond)
+		l, err := NewMutex(w.client(nil), "x").TryLockContext(w.Context())
+		if err != nil {
+			w.Fatal(err)
+		}
+		release()
+		w.unlock(l)
+	})
+}

@@ -4,6 +4,7 @@ package redismutex
 // of them, and which of them is not worth waiting for?
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"sync"
@@ -103,26 +104,29 @@ func (ep *endpoint) recover() {
 	}
 }
 
-// retries says whether it is time to try ep again, and the caller's to do so.
-func (ep *endpoint) retries() bool {
-	ill := ep.sick.Load()
-	if ill == nil {
-		return true
-	}
-	ill.mu.Lock()
-	defer ill.mu.Unlock()
-	if ill.at > now() {
+// due says whether it is time to try again, and the caller's to do so.
+func (i *illness) due() bool {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.at > now() {
 		return false
 	}
-	ill.at = now().add(probation)
+	i.at = now().add(probation)
 	return true
 }
 
-// retry is when it is time.
-func (i *illness) retry() instant {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	return i.at
+// probe asks an ill node in the background, if it is time, whether it is well: it
+// has an id kept there that does not hold.
+func (s *stake) probe() {
+	ep, cmd := s.node(), s.keepHoldCmd()
+	if ill := ep.illness(); ill == nil || !ill.due() {
+		return
+	}
+	ep.workers.run(func() {
+		start := now()
+		_, err := ep.run(context.Background(), refreshScript, cmd)
+		s.lock.hear(s, reply{}, start, err)
+	})
 }
 
 // hear takes what an answer to a call begun at start says of its node.

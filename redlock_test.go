@@ -365,6 +365,31 @@ func TestQuorumTryLeavesNoTrace(t *testing.T) {
 	}
 }
 
+// Nor does one of which a reply was lost.
+func TestQuorumTryWithALostReplyLeavesNoTrace(t *testing.T) {
+	onNodes(t, 3, func(ns *nodes) {
+		others := ns.process()
+		for _, i := range []int{1, 2} {
+			ns.lock(NewMutex(others[i], "x"), true)
+		}
+		var clients []redis.Scripter
+		for i, m := range ns.minis {
+			clients = append(clients, redistest.MiniClient(ns, m, func(o *redis.Options) {
+				o.Dialer, o.MaxRetries = ns.links[i].Dial, -1
+			}))
+		}
+		ns.links[0].LoseReply(lockScript.digest.(string), 1)
+		_, err := NewRedlock(clients, "x").TryLockContext(ns.Context())
+		if !errors.Is(err, ErrLock) {
+			ns.Error(err)
+		}
+		time.Sleep(time.Second)
+		if held, _ := ns.holders(); held != 2 {
+			ns.Errorf("held on %d nodes", held)
+		}
+	})
+}
+
 // Promise 4: an enter that arrives after it was given up is refused.
 func TestEnterThatWasGivenUpIsRefused(t *testing.T) {
 	for _, write := range []bool{true, false} {

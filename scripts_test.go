@@ -808,3 +808,30 @@ func TestBatchesAreMovedToTheEnd(t *testing.T) {
 		s.held(next)
 	})
 }
+
+// A tombstone is there for two TTLs: meanwhile those whom it does not concern are
+// served by the fast path, which does not ask for the time.
+func TestTombstonesSlowNobodyDown(t *testing.T) {
+	rc := redistest.Start(t).Client(t)
+	keys, err := newKeys("lock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &stage{T: t, rc: rc, ep: endpointOf(rc), keys: keys}
+	first, dead := s.writer(), s.writer()
+	s.is(first.enter(), granted) // the counter is made
+	s.is(first.leave(), left)
+	dead.bury = true
+	s.is(dead.leave(), gone)
+	if err := rc.ConfigResetStat(t.Context()).Err(); err != nil {
+		t.Fatal(err)
+	}
+	w := s.writer()
+	s.is(w.enter(), granted)
+	s.is(w.leave(), left)
+	if stats := rc.Info(t.Context(), "commandstats").Val(); strings.Contains(stats, "cmdstat_time:") {
+		t.Error(stats)
+	}
+	s.is(dead.enter(), buried)
+	s.held()
+}

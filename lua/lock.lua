@@ -10,8 +10,11 @@
 -- Reply the fencing token, an integer, where nobody stands in the way, or as of
 --       prelude.lua: granted, waiting, busy, buried or foreign.
 
--- Nobody waits and there is no lease, hence no reader and no tombstone either.
-if redis.call('EXISTS', KEYS[2], KEYS[3]) == 0
+-- Nobody waits, and there is no lease, or none but tombstones of others and what
+-- nobody holds with: that the holder key is free says the SET.
+local others = redis.call('EXISTS', KEYS[2], KEYS[3])
+if (others == 0 or others == 1 and redis.call('PTTL', KEYS[3]) > 0
+		and not redis.call('ZSCORE', KEYS[3], '-' .. ARGV[1]))
 	and redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
 	local token = redis.pcall('INCR', KEYS[4])
 	if type(token) == 'number' and token >= 1e14 then
