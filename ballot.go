@@ -475,8 +475,11 @@ func (l *Lock) decide() {
 	// A grant runs with the lease that the waiter had when it came, so with
 	// little of that left it is kept first.
 	soon := now().add(l.m.ttl / 4)
-	in, failed, barred, open, sure, highest := 0, 0, 0, false, 0, uint64(0)
+	in, failed, barred, answered, open, sure, highest := 0, 0, 0, 0, false, 0, uint64(0)
 	for _, s := range l.stakes {
+		if s.answered() {
+			answered++
+		}
 		switch {
 		case s.in && s.granted && s.until() < soon:
 			in++
@@ -501,7 +504,8 @@ func (l *Lock) decide() {
 	switch {
 	case quorum.Decide(n, sure, 0) == quorum.Yes:
 		l.agree(soon, highest)
-	case quorum.Decide(n, in, failed) == quorum.No && !l.stood, quorum.Decide(n, 0, barred) == quorum.No:
+	case quorum.Decide(n, in, failed) == quorum.No && !l.stood && l.clear(answered, open),
+		quorum.Decide(n, 0, barred) == quorum.No:
 		l.phase = given
 		l.wake()
 	case !open && sure > 0:
@@ -513,6 +517,12 @@ func (l *Lock) decide() {
 			}
 		}
 	}
+}
+
+// clear says whether it is clear why a request is refused: a majority has answered
+// a try, or nobody is left who might.
+func (l *Lock) clear(answered int, open bool) bool {
+	return !l.try || !open || answered >= quorum.Majority(len(l.stakes))
 }
 
 // agree makes l a lock if a majority of the nodes that it surely holds is of one

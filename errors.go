@@ -11,7 +11,9 @@ import (
 // The errors of this package, to be matched with [errors.Is]. What a call
 // returns wraps one of them, or the error of the caller's own context, and
 // names the key. No error matches two of them, but one: that of a try with several
-// nodes, of which some refuse and others fail. It matches ErrLock and ErrRedis.
+// nodes, where no majority answers, and some of those that do refuse. It matches
+// ErrRedis and ErrLock. If a majority answers it is ErrLock alone, in which the
+// errors of the other nodes' network are found nevertheless.
 var (
 	// ErrLock says that a try found the lock held, or waited for, by others.
 	ErrLock = errors.New("redismutex: held by others")

@@ -146,13 +146,25 @@ func (l *Lock) hear(s *stake, r reply, start instant, err error) {
 	}
 }
 
-// nodes is the error that names the nodes of which say does not hold, and why.
+// errNode takes the place of [ErrRedis] where a majority has answered, so that it
+// is not the fault of those that have not.
+var errNode = errors.New("failed")
+
+// nodes is the error that names the nodes that say does not hold of, and why.
 func (l *Lock) nodes(what string, say func(*stake) bool) error {
-	n := 0
-	format, args := "", []any{}
+	n, answered := 0, 0
 	for _, s := range l.stakes {
 		if say(s) {
 			n++
+		}
+		if s.answered() {
+			answered++
+		}
+	}
+	majority := quorum.Majority(len(l.stakes))
+	format, args := "%s", []any{fmt.Sprintf("%d of %d nodes %s, %d needed", n, len(l.stakes), what, majority)}
+	for _, s := range l.stakes {
+		if say(s) {
 			continue
 		}
 		why := s.why
@@ -161,9 +173,14 @@ func (l *Lock) nodes(what string, say func(*stake) bool) error {
 		} else if why == nil {
 			why = errors.New("has not answered yet")
 		}
+		if e := (caused{}); errors.As(why, &e) && e.kind == ErrRedis && answered >= majority {
+			why = caused{errNode, e.cause}
+		}
 		format += "; %s: %w"
 		args = append(args, s.named(), why)
 	}
-	head := fmt.Sprintf("%d of %d nodes %s, %d needed", n, len(l.stakes), what, quorum.Majority(len(l.stakes)))
-	return fmt.Errorf("%s"+format, append([]any{head}, args...)...)
+	return fmt.Errorf(format, args...)
 }
+
+// answered says whether the node lets s in, or refuses it since others hold it.
+func (s *stake) answered() bool { return s.in || s.why == ErrLock }
