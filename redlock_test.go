@@ -492,7 +492,9 @@ func TestUntilIsTheMajoritys(t *testing.T) {
 		var ends []instant
 		for _, i := range []int{4, 2, 0} { // each has been renewed for the last time at another time
 			ns.links[i].Hole(true, true)
+			l.mu.Lock()
 			ends = append(ends, l.stakes[i].until())
+			l.mu.Unlock()
 			time.Sleep(DefaultTTL / 8)
 		}
 		synctest.Wait()

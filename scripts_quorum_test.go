@@ -810,7 +810,7 @@ func (p *party) others(holds bool) (preceded bool, last int64) {
 
 // fastPaths is where each of them begins.
 var fastPaths = strings.NewReplacer(
-	"if redis.call('EXISTS', KEYS[2], KEYS[3]) == 0\n", "if false\n",
+	"if (others == 0 or", "if false and (others == 0 or",
 	"if ARGV[3] == 'join:0' and", "if false and",
 	"if mine and not tombstone then", "if false then",
 )
