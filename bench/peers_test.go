@@ -1,0 +1,51 @@
+package bench
+
+import (
+	"encoding/json"
+	"os/exec"
+	"strings"
+	"testing"
+)
+
+type modFile struct {
+	Require []requirement
+}
+
+type requirement struct {
+	Path     string
+	Indirect bool
+}
+
+// A peer is what this module requires for its own sake, and the library must not,
+// not even indirectly.
+func TestLibraryRequiresNoPeer(t *testing.T) {
+	library := map[string]bool{}
+	for _, r := range parse(t, "../go.mod").Require {
+		library[r.Path] = true
+	}
+	peers := 0
+	for _, r := range parse(t, "go.mod").Require {
+		if r.Indirect || r.Path == "github.com/redis/go-redis/v9" || strings.HasPrefix(r.Path, "github.com/redismutex/") {
+			continue
+		}
+		peers++
+		if library[r.Path] {
+			t.Errorf("../go.mod requires %s", r.Path)
+		}
+	}
+	if peers == 0 {
+		t.Error("no peer was found, so nothing was checked")
+	}
+}
+
+func parse(t *testing.T, path string) (mod modFile) {
+	t.Helper()
+	out, err := exec.Command("go", "mod", "edit", "-json", path).Output()
+	if err == nil {
+		err = json.Unmarshal(out, &mod)
+	}
+	if err != nil {
+		t.Fatalf("%s: %v", path, err)
+	}
+	return mod
+}
