@@ -53,6 +53,9 @@ func TestMinorityLossBreaksNothing(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := openMasters(t)
+			if c.ofLinks {
+				m.behindLinks()
+			}
 			load := m.load()
 			const some = 3 // grants for each process
 			load.goesOn(some)
@@ -377,6 +380,7 @@ func TestSlowNodeDoesNotHoldUpTheOthers(t *testing.T) {
 	for name, up := range map[string]bool{"both directions": true, "replies only": false} {
 		t.Run(name, func(t *testing.T) {
 			m := openMasters(t)
+			m.behindLinks()
 			write := up // it makes no difference
 			ask := verb(m.mutex(redismutex.WithTTL(long), redismutex.WithTimeoutFactor(0.05)), write)
 			round := func() (locked, unlocked time.Duration) {
@@ -425,8 +429,8 @@ func TestSlowNodeDoesNotHoldUpTheOthers(t *testing.T) {
 type masters struct {
 	*testing.T
 	servers []*redistest.Server
-	links   []*faultnet.Link // the ways of all processes to each
-	looks   []*redis.Client  // look on, by other ways
+	looks   []*redis.Client  // look on
+	links   []*faultnet.Link // the ways of all processes to each; nil: these do not fail
 	log     logged
 }
 
@@ -442,10 +446,17 @@ func openMasters(t *testing.T) *masters {
 	for range 5 {
 		s := redistest.Start(t)
 		m.servers = append(m.servers, s)
-		m.links = append(m.links, faultnet.New(nil))
 		m.looks = append(m.looks, s.Client(t))
 	}
 	return m
+}
+
+// behindLinks has the processes that follow go by links. They cost much, so
+// they are there only where they are to fail.
+func (m *masters) behindLinks() {
+	for range m.servers {
+		m.links = append(m.links, faultnet.New(nil))
+	}
 }
 
 // mutex is one in a process of its own, that has its connections.
@@ -464,7 +475,11 @@ func (m *masters) mutex(opt ...redismutex.MutexOption) *redismutex.RWMutex {
 func (m *masters) clients() (clients []redis.Scripter) {
 	m.Helper()
 	for i, s := range m.servers {
-		clients = append(clients, s.Client(m, func(o *redis.Options) { o.Dialer = m.links[i].Dial }))
+		clients = append(clients, s.Client(m, func(o *redis.Options) {
+			if m.links != nil {
+				o.Dialer = m.links[i].Dial
+			}
+		}))
 	}
 	return clients
 }
@@ -557,21 +572,25 @@ func (m *masters) empty() {
 }
 
 // A fault is what becomes of a node, and how that ends.
-type fault struct{ strike, heal func(m *masters, node int) }
+type fault struct {
+	strike, heal func(m *masters, node int)
+	ofLinks      bool
+}
 
 var (
 	// A node comes back empty. It has to stay away for a TTL.
 	killed = fault{
-		func(m *masters, node int) { m.servers[node].Kill() },
-		func(m *masters, node int) { m.servers[node].Restart(m) },
+		strike: func(m *masters, node int) { m.servers[node].Kill() },
+		heal:   func(m *masters, node int) { m.servers[node].Restart(m) },
 	}
 	frozen = fault{
-		func(m *masters, node int) { m.servers[node].Freeze() },
-		func(m *masters, node int) { m.servers[node].Thaw() },
+		strike: func(m *masters, node int) { m.servers[node].Freeze() },
+		heal:   func(m *masters, node int) { m.servers[node].Thaw() },
 	}
 	blackHoled = fault{
-		func(m *masters, node int) { m.links[node].Hole(true, true) },
-		func(m *masters, node int) { m.links[node].Hole(false, false) },
+		strike:  func(m *masters, node int) { m.links[node].Hole(true, true) },
+		heal:    func(m *masters, node int) { m.links[node].Hole(false, false) },
+		ofLinks: true,
 	}
 )
 
