@@ -19,7 +19,9 @@ import (
 )
 
 // BenchmarkQuorum compares Lock+Unlock on several nodes with the same on one of
-// them, by turns. All are asked at once, so far away it takes hardly longer.
+// them, by turns. All are asked at once, so far away it takes hardly longer. A
+// node that is not needed any more before it is asked is not asked: so there may be
+// less than 2 commands for a lock and node.
 func BenchmarkQuorum(b *testing.B) {
 	for _, net := range []struct {
 		name  string
@@ -51,13 +53,7 @@ func BenchmarkQuorum(b *testing.B) {
 					before, start := scriptsRunOn(clients), mallocs()
 					quorumTime += turn(quorum)
 					allocs += mallocs() - start
-					for i, after := range scriptsRunOn(clients) {
-						// Less is right: a node that is not needed any more is not asked.
-						if after-before[i] > 2*block {
-							b.Errorf("%d commands to node %d for %d locks", after-before[i], i+1, block)
-						}
-						sent += after - before[i]
-					}
+					sent += scriptsRunOn(clients) - before
 					locks += block
 				}
 				b.ReportMetric(quorumTime.Seconds()/oneTime.Seconds(), "×one-node")
@@ -96,14 +92,14 @@ func BenchmarkQuorumContended(b *testing.B) {
 	}
 	run()
 	clear(locks)
-	before := sum(scriptsRunOn(clients))
+	before := scriptsRunOn(clients)
 	var took time.Duration
 	for b.Loop() {
 		t := time.Now()
 		run()
 		took += time.Since(t)
 	}
-	sent := sum(scriptsRunOn(clients)) - before
+	sent := scriptsRunOn(clients) - before
 	b.ReportMetric(float64(sum(locks))/took.Seconds(), "locks/s")
 	b.ReportMetric(float64(slices.Min(locks))/float64(slices.Max(locks)), "slowest/fastest")
 	b.ReportMetric(float64(sent)/float64(n*sum(locks)), "commands/node/lock")
@@ -128,11 +124,10 @@ func startNodes(b *testing.B, n int, each time.Duration) (clients []*redis.Clien
 	return clients, nodes
 }
 
-// scriptsRunOn is how many scripts each of the servers has run.
-func scriptsRunOn(clients []*redis.Client) []int {
-	n := make([]int, len(clients))
-	for i, rc := range clients {
-		n[i] = scriptsRun(rc)
+// scriptsRunOn is how many scripts the servers have run.
+func scriptsRunOn(clients []*redis.Client) (n int) {
+	for _, rc := range clients {
+		n += scriptsRun(rc)
 	}
 	return n
 }

@@ -291,7 +291,7 @@ func TestMajorityLossIsTold(t *testing.T) {
 // is put back on each that comes back.
 func TestRollingRestartsDoNotDrainALock(t *testing.T) {
 	t.Parallel()
-	const ttl = 2 * tolerable // it is all that stands between a machine that is busy and the end of the lock
+	const ttl = tolerable * 3 / 2 // it is all that stands between a machine that is busy and the end of the lock
 	for name, down := range map[string]time.Duration{"at once": 0, "over a renewal": ttl * 6 / 10} {
 		t.Run(name, func(t *testing.T) {
 			m := openMasters(t)
@@ -300,8 +300,8 @@ func TestRollingRestartsDoNotDrainALock(t *testing.T) {
 			m.eventually("it is on every node", func(rc *redis.Client) bool { return rc.Exists(t.Context(), key).Val() == 1 })
 
 			// Others try all the time. What one of them has on a node for a moment is
-			// told from the lock by its TTL; and if it stays, for so long stays away
-			// the lock.
+			// told from the lock by its TTL; and if it were to stay there, it would
+			// keep the lock away for as long.
 			other := m.mutex(redismutex.WithTTL(long), redismutex.WithTimeoutFactor(0.01))
 			var ended atomic.Bool
 			var tries sync.WaitGroup
@@ -369,13 +369,13 @@ func TestRollingRestartsDoNotDrainALock(t *testing.T) {
 	}
 }
 
-// Section 1 of the docs of NewRedlock: a node that does not answer is waited for
-// once, and that no longer than the node time-out.
+// The docs of NewRedlock: a node that does not answer is waited for no longer than
+// the node time-out, and once it is known to be ill not at all.
 func TestSlowNodeDoesNotHoldUpTheOthers(t *testing.T) {
 	t.Parallel()
 	const (
-		timeout = time.Second             // 0.05 of the TTL, as by default, so much that a busy machine does not reach it by itself
-		loop    = 2500 * time.Millisecond // the node is tried again several times meanwhile
+		timeout = time.Second     // 0.05 of the TTL, as by default, so much that a busy machine does not reach it by itself
+		loop    = 2 * time.Second // the node is tried again several times meanwhile
 	)
 	for name, up := range map[string]bool{"both directions": true, "replies only": false} {
 		t.Run(name, func(t *testing.T) {
@@ -397,7 +397,7 @@ func TestSlowNodeDoesNotHoldUpTheOthers(t *testing.T) {
 				t.Errorf("the first took %v, and %v with its unlock", firstLock, first)
 			}
 			var all []time.Duration
-			for start := time.Now(); time.Since(start) < loop; {
+			for start := time.Now(); time.Since(start) < loop || len(all) < 2; {
 				_, took := round()
 				all = append(all, took)
 			}
