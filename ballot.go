@@ -184,10 +184,13 @@ func (l *Lock) admit(s *stake, start instant, r reply, err error) (next *stake, 
 		}
 		return nil, news{}
 	}
+	t := now() // to look at the clock is not for nothing: once will do
 	s.asking = false
-	s.node().keeper.unwatch(s)
-	s.bury = err != nil || time.Duration(now()-start) >= s.node().resend
-	switch late := l.m.trusted(start) <= now(); {
+	if l.ballot != nil {
+		s.node().keeper.unwatch(s)
+	}
+	s.bury = err != nil || time.Duration(t-start) >= s.node().resend
+	switch late := l.m.trusted(start) <= t; {
 	case !l.wants(s):
 		if s.bury || r.status == granted || r.status == waiting {
 			l.part(s)
@@ -224,7 +227,7 @@ func (l *Lock) admit(s *stake, start instant, r reply, err error) (next *stake, 
 			}
 		}
 		s.trust(start)
-		l.decide()
+		l.decide(t)
 		role := standing
 		if s.granted && l.phase == held {
 			role = holding
@@ -252,7 +255,7 @@ func (l *Lock) told(s *stake, token uint64) {
 	if l.wants(s) && !s.granted {
 		l.grant(s, now(), token)
 		if s.in {
-			l.decide()
+			l.decide(now())
 		}
 	}
 }
@@ -274,7 +277,7 @@ func (l *Lock) kept(s *stake, start instant, r reply) {
 			l.yield(s)
 		}
 	}
-	l.decide()
+	l.decide(now())
 }
 
 // unsure takes the error of a keep, which is made again.
@@ -374,7 +377,7 @@ func (l *Lock) fails(s *stake, why error) news {
 	}
 	if l.try && l.phase == wanted {
 		l.release(s)
-		l.decide()
+		l.decide(now())
 		return news{}
 	}
 	t := l.anew(s)
@@ -383,7 +386,7 @@ func (l *Lock) fails(s *stake, why error) news {
 	if wasIn && !isVoid(why) {
 		t.why = void{why}
 	}
-	l.decide()
+	l.decide(now())
 	if !l.wants(t) {
 		return news{}
 	}
@@ -462,8 +465,8 @@ func (l *Lock) heldSince(from instant) bool {
 	return n >= quorum.Majority(len(l.stakes))
 }
 
-// decide looks at how things stand after something has changed.
-func (l *Lock) decide() {
+// decide looks at how things stand after something has changed, at t.
+func (l *Lock) decide(t instant) {
 	switch l.phase {
 	case held:
 		l.settle()
@@ -474,7 +477,7 @@ func (l *Lock) decide() {
 	}
 	// A grant runs with the lease that the waiter had when it came, so with
 	// little of that left it is kept first.
-	soon := now().add(l.m.ttl / 4)
+	soon := t.add(l.m.ttl / 4)
 	in, failed, barred, answered, open, sure, highest := 0, 0, 0, 0, false, 0, uint64(0)
 	for _, s := range l.stakes {
 		if s.answered() {

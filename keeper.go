@@ -338,8 +338,12 @@ const (
 // then nobody may be there to hand on; and often if no message can reach it, or
 // somebody else may wait for what it has been granted in vain.
 func (s *stake) schedule(start instant, r reply) {
-	m, t := s.lock.m, now()
+	m := s.lock.m
 	s.due, s.exact = start.add(m.ttl/2), false
+	if s.role != standing && !s.raises {
+		return
+	}
+	t := now()
 	sooner := func(at instant) {
 		if at < s.due {
 			s.due, s.exact = at, true
@@ -348,7 +352,6 @@ func (s *stake) schedule(start instant, r reply) {
 	switch {
 	case s.raises:
 		sooner(t)
-	case s.role != standing:
 	case r.status != waiting:
 		if s.pause != 0 {
 			sooner(t.add(s.longer(m.ttl / 2)))
