@@ -240,7 +240,7 @@ func TestMajorityLossIsTold(t *testing.T) {
 			}
 
 			// Not even the leases of those who wait last as long.
-			<-time.After(time.Until(struck.Add(2 * tolerable)))
+			<-time.After(time.Until(struck.Add(tolerable * 3 / 2)))
 			for _, w := range waiters {
 				select {
 				case o := <-w:
@@ -349,7 +349,8 @@ func TestRollingRestartsDoNotDrainALock(t *testing.T) {
 			tries.Wait()
 			t.Logf("back on each node after %v; tries: %v", took, tried)
 			for is, err := range first {
-				if is != "ErrLock" && is != "ErrRedis" { // as nodes come and go, the others may be too slow
+				// As nodes come and go, the others may be too slow.
+				if is != "ErrLock" && is != "ErrRedis" && is != "ErrLock and ErrRedis" {
 					t.Errorf("%d tries match %q, as %v", tried[is], is, err)
 				}
 			}
@@ -374,36 +375,56 @@ func TestRollingRestartsDoNotDrainALock(t *testing.T) {
 func TestSlowNodeDoesNotHoldUpTheOthers(t *testing.T) {
 	t.Parallel()
 	const (
-		timeout = time.Second     // 0.05 of the TTL, as by default, so much that a busy machine does not reach it by itself
-		loop    = 2 * time.Second // the node is tried again several times meanwhile
+		timeout = time.Second             // 0.05 of the TTL, as by default, so much that a busy machine does not reach it by itself
+		slack   = 3 * time.Second         // go-redis alone would take many times as much
+		loop    = 2500 * time.Millisecond // the node is tried again several times meanwhile
 	)
-	for name, up := range map[string]bool{"both directions": true, "replies only": false} {
+	for name, c := range map[string]struct{ up, held bool }{
+		"both directions, before a lock": {up: true}, "replies only, before an unlock": {held: true},
+	} {
 		t.Run(name, func(t *testing.T) {
 			m := openMasters(t)
 			m.behindLinks()
-			write := up // it makes no difference
-			ask := verb(m.mutex(redismutex.WithTTL(long), redismutex.WithTimeoutFactor(0.05)), write)
-			round := func() (locked, unlocked time.Duration) {
-				start := time.Now()
-				l := lock(t, ask)
-				locked = time.Since(start)
+			ask := verb(m.mutex(redismutex.WithTTL(long), redismutex.WithTimeoutFactor(0.05)), c.up)
+			start, l := time.Now(), lock(t, ask)
+			if !c.held {
 				unlock(t, l)
-				return locked, time.Since(start)
 			}
-			_, warm := round()
-			m.links[1].Hole(up, true)
-			firstLock, first := round()
-			if first > timeout+3*time.Second { // as many times as much is what go-redis takes
-				t.Errorf("the first took %v, and %v with its unlock", firstLock, first)
+			warm := time.Since(start)
+			var held []*redismutex.Lock
+			for i := range 3 {
+				other, err := ask(t.Context(), redismutex.WithKey(fmt.Sprint(i)))
+				if err != nil {
+					t.Fatal(err)
+				}
+				held = append(held, other)
+			}
+			m.eventually("nothing is under way", func(rc *redis.Client) bool { return (rc.Exists(t.Context(), key).Val() == 1) == c.held })
+			m.links[1].Hole(c.up, true)
+			start = time.Now()
+			if !c.held {
+				l = lock(t, ask)
+			}
+			locked := time.Since(start)
+			unlock(t, l)
+			first := time.Since(start)
+			if first > timeout+slack {
+				t.Errorf("the first took %v, and %v with its unlock", locked, first)
 			}
 			var all []time.Duration
-			for start := time.Now(); time.Since(start) < loop || len(all) < 2; {
-				_, took := round()
-				all = append(all, took)
+			for _, l := range held {
+				start := time.Now()
+				unlock(t, l)
+				all = append(all, time.Since(start))
+			}
+			for start := time.Now(); time.Since(start) < loop; {
+				start := time.Now()
+				unlock(t, lock(t, ask))
+				all = append(all, time.Since(start))
 			}
 
 			// Nor does somebody else hear of it instead of the holder.
-			l := lock(t, ask)
+			l = lock(t, ask)
 			other := m.mutexOf(m.clients(), redismutex.WithTTL(long), redismutex.WithTimeoutFactor(0.05))
 			for i := range 3 { // before it knows of the node, and then
 				if _, err := other.TryLockContext(t.Context()); kinds(err) != "ErrLock" {
@@ -418,7 +439,7 @@ func TestSlowNodeDoesNotHoldUpTheOthers(t *testing.T) {
 				t.Errorf("later ones took %v", worst)
 			}
 			t.Logf("before %v; first %v, with its unlock %v; later %d, median %v, worst %v",
-				warm, firstLock, first, len(all), all[len(all)/2], worst)
+				warm, locked, first, len(all), all[len(all)/2], worst)
 		})
 	}
 }
