@@ -78,6 +78,16 @@ func (p *party) try() reply   { return p.must(p.stake.enter(context.Background()
 func (p *party) keep() reply {
 	return p.must(p.ep.run(context.Background(), refreshScript, p.keepCmd(0)))
 }
+func (p *party) keepHold() reply {
+	return p.must(p.ep.run(context.Background(), refreshScript, p.keepHoldCmd()))
+}
+
+// downgrade is a keep that says "r".
+func (p *party) downgrade() reply {
+	c := p.keepCmd(0)
+	c[keysAt+6] = "r"
+	return p.must(p.ep.run(context.Background(), refreshScript, c))
+}
 func (p *party) leave() reply {
 	return p.must(p.ep.run(context.Background(), unlockScript, p.leaveCmd()))
 }
@@ -834,4 +844,84 @@ func TestTombstonesSlowNobodyDown(t *testing.T) {
 	}
 	s.is(dead.enter(), buried)
 	s.held()
+}
+
+// Promises 1, 5 and 6.
+func TestWriterBecomesReaderWithoutAnotherWriterInBetween(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		w, r, r2, w2, r3 := s.writer(), s.reader(), s.reader(), s.writer(), s.reader()
+		token := w.enter().value
+		for _, p := range []*party{r, r2, w2, r3} {
+			s.is(p.enter(), waiting)
+		}
+		s.is(w.downgrade(), granted)
+		s.held(w, r, r2) // the readers in front, and no one behind the writer
+		s.is(w.downgrade(), granted)
+		s.held(w, r, r2)
+		s.is(w.keep(), granted) // one that crosses it, as a writer
+		s.is(w.keepHold(), gone)
+		s.held(w, r, r2)
+		s.is(r.leave(), left)
+		s.is(r2.leave(), left)
+		s.is(w.leave(), left)
+		s.held(w2)
+		if next := w2.keep().value; next <= token {
+			s.Fatalf("token %d after %d", next, token) // promise 9
+		}
+		s.is(w.downgrade(), gone) // one that comes too late
+		s.held(w2)
+		s.is(w2.leave(), left)
+		s.held(r3)
+	})
+}
+
+// Promise 3: its lease is its own from then on, and ends like a reader's.
+func TestLeaseOfADowngradedWriterEnds(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		w, w2 := s.writer(), s.writer()
+		s.is(w.enter(), granted)
+		s.is(w2.enter(), waiting)
+		s.is(w.downgrade(), granted)
+		s.held(w)
+		w.die()
+		s.is(w2.keep(), granted)
+		s.held(w2)
+	})
+}
+
+// Only who holds to write is made a reader: neither a waiter nor one that has
+// left.
+func TestDowngradeEntersNobody(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		w, w2, w3 := s.writer(), s.writer(), s.writer()
+		s.is(w.enter(), granted)
+		s.is(w2.enter(), waiting)
+		s.is(w2.downgrade(), gone)
+		s.is(w3.downgrade(), gone)
+		s.held(w)
+		s.is(w2.keep(), waiting)
+		s.is(w.leave(), left)
+		s.held(w2)
+	})
+}
+
+// Promise 10: somebody's data where the lease would go stays, and so does the
+// writer.
+func TestDowngradeLeavesForeignDataAlone(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		ctx := context.Background()
+		for _, key := range []string{s.keys.leases, s.keys.intents} {
+			w := s.writer()
+			s.is(w.enter(), granted)
+			s.rc.ZAdd(ctx, key, redis.Z{Score: 1, Member: "mine"})
+			if r := w.downgrade(); r.status != foreign || r.data != "zset:"+key {
+				s.Fatalf("status %d, %q", r.status, r.data)
+			}
+			if s.rc.ZCard(ctx, key).Val() != 1 || !slices.Equal(s.holders(), []string{w.id}) {
+				s.Fatal("it was touched")
+			}
+			s.rc.Del(ctx, key)
+			s.is(w.leave(), left)
+		}
+	})
 }

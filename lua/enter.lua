@@ -1,25 +1,6 @@
 -- enter.lua: what the two verbs that enter share, behind the prelude and
 -- standing.lua.
 
--- ours tells a counter of ours, or none, from somebody's data: ours start at
--- the server's clock.
-local function ours(counter)
-	return not counter or counter == '1' or (tonumber(counter) or 0) >= FLOOR
-end
-
--- foreign returns which key holds somebody's data, if one does.
-local function foreign(kind)
-	if alien() then
-		return HOLDER
-	elseif redis.call('PTTL', INTENTS) == -1 then
-		return INTENTS
-	elseif redis.call('PTTL', LEASES) == -1 then
-		return LEASES
-	elseif held ~= 'string' and kind == 'w' and not ours(redis.pcall('GET', TOKEN)) then
-		return TOKEN
-	end
-end
-
 -- behind returns the rank behind everyone of a class, so that neither a tie nor
 -- a clock that steps back reorders them, and who waits right before it.
 local function behind(class)

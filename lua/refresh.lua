@@ -4,7 +4,8 @@
 --       the holder alone: while it holds there is nothing to hand on, and a
 --       slot that is migrating answers TRYAGAIN to several keys of which some
 --       do not exist.
--- ARGV  1 id, 2 ttl in ms, 3 kind: "w" or "r" (only with all the keys)
+-- ARGV  1 id, 2 ttl in ms, 3 kind: "w" or "r" (only with all the keys); a
+--       writer that says "r" becomes a reader: downgrade
 --       4 (only of a quorum) score: as in lock.lua
 --       5 (only of a quorum) a fencing token that a writer's is raised to, if
 --         it holds
@@ -28,7 +29,19 @@ local mine, score = false, tonumber(ARGV[4])
 -- lease has ended goes, and what is free is handed on; only then it is said how
 -- the id stands, since that may have made it the holder.
 local id, ttl, kind = ARGV[1], ARGV[2], ARGV[3]
-if writes(id) then
+local writer = writes(id)
+if writer and kind == 'r' then
+	-- No other writer comes in between, and readers in front join below. The
+	-- lease is set first: should that fail, nothing has been done.
+	local data = foreign(kind)
+	if data then
+		return refuse(data)
+	end
+	redis.call('ZADD', LEASES, digits(now + ttl), id)
+	redis.call('DEL', HOLDER)
+	redis.call('SADD', HOLDER, id)
+	held, shorter = 'set', true
+elseif writer then
 	redis.call('PEXPIRE', HOLDER, ttl)
 elseif lives(redis.call('ZSCORE', LEASES, id)) then
 	redis.call('ZADD', LEASES, digits(now + ttl), id)

@@ -35,6 +35,25 @@ local function alien()
 		or held ~= 'set' and held ~= 'string')
 end
 
+-- ours tells a counter of ours, or none, from somebody's data: ours start at
+-- the server's clock.
+local function ours(counter)
+	return not counter or counter == '1' or (tonumber(counter) or 0) >= FLOOR
+end
+
+-- foreign returns which key holds somebody's data, if one does.
+local function foreign(kind)
+	if alien() then
+		return HOLDER
+	elseif redis.call('PTTL', INTENTS) == -1 then
+		return INTENTS
+	elseif redis.call('PTTL', LEASES) == -1 then
+		return LEASES
+	elseif held ~= 'string' and kind == 'w' and not ours(redis.pcall('GET', TOKEN)) then
+		return TOKEN
+	end
+end
+
 -- refuse is the reply where a key holds somebody's data.
 local function refuse(key)
 	return reply(FOREIGN, redis.call('TYPE', key).ok .. ':' .. key)
