@@ -12,6 +12,10 @@
 //	defer lock.Unlock()
 //	return sell(lock) // a context that ends with the lock
 //
+// Code further down that locks the same key again with that context gets it at
+// once, nested in the lock that it has: it does not wait for itself. A writer can
+// become a reader without another writer in between: [Lock.Downgrade].
+//
 // # Promises
 //
 //  1. Exclusion. At every instant of the server a lock has one writer, or any

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 )
 
 // The errors of this package, to be matched with [errors.Is]. What a call
@@ -25,6 +26,10 @@ var (
 
 	// ErrUnlocked says that a lock ended by its Unlock.
 	ErrUnlocked = errors.New("redismutex: unlocked")
+
+	// ErrUpgrade says that who holds to read asked to write: that would wait for
+	// its own end. The lock to read stays as it was.
+	ErrUpgrade = errors.New("redismutex: a lock to read cannot become one to write")
 
 	// ErrRedis says that Redis failed, or could not be reached. The client's
 	// error is wrapped, except that it does not match [context.Canceled] or
@@ -47,6 +52,12 @@ type caused struct{ kind, cause error }
 
 func redisError(cause error) error { return caused{ErrRedis, cause} }
 
+// notLock is the error for a reply that says foreign.
+func notLock(r reply) error {
+	kind, key, _ := strings.Cut(r.data, ":")
+	return fmt.Errorf("%w: %q, a %s", ErrNotLock, key, kind)
+}
+
 // doing says which call on which key failed with err, of Redis.
 func doing(call, key string, err error) error {
 	if e, ok := err.(caused); ok {
@@ -61,7 +72,7 @@ func (e caused) Is(target error) bool {
 	switch target {
 	case e.kind:
 		return true
-	case context.Canceled, context.DeadlineExceeded, ErrRedis, ErrLock, ErrLockLost, ErrUnlocked, ErrNotLock, ErrInvalid:
+	case context.Canceled, context.DeadlineExceeded, ErrRedis, ErrLock, ErrLockLost, ErrUnlocked, ErrUpgrade, ErrNotLock, ErrInvalid:
 		return false
 	}
 	return errors.Is(e.cause, target)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
@@ -287,4 +288,108 @@ func startRedis() (rc *redis.Client, stop func()) {
 		rc.Close()
 		server.Close()
 	}
+}
+
+// A function that locks for itself can be called by one that holds the lock already: it is nested in that, if it is
+// handed it as its context.
+func ExampleRWMutex_LockContext_nested() {
+	rc, stop := startRedis()
+	defer stop()
+	account := redismutex.NewMutex(rc, "account")
+
+	deposit := func(ctx context.Context, amount int64) error {
+		lock, err := account.LockContext(ctx)
+		if err != nil {
+			return err
+		}
+		defer lock.Unlock()
+		return rc.IncrBy(lock, "balance", amount).Err()
+	}
+
+	ctx := context.Background()
+	lock, err := account.LockContext(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	for range 3 {
+		if err := deposit(lock, 10); err != nil {
+			fmt.Println(err)
+		}
+	}
+	lock.Unlock()
+	fmt.Println(rc.Get(ctx, "balance").Val())
+	// Output: 30
+}
+
+// What has been written is read again, and by others, before anybody else can write.
+func ExampleLock_Downgrade() {
+	rc, stop := startRedis()
+	defer stop()
+	report := redismutex.NewMutex(rc, "report")
+
+	ctx := context.Background()
+	lock, err := report.LockContext(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer lock.Unlock()
+	rc.Set(lock, "published", "Monday's", 0)
+
+	if err := lock.Downgrade(ctx); err != nil {
+		fmt.Println(err)
+		return
+	}
+	if reader, err := report.TryRLockContext(ctx); err == nil {
+		fmt.Println("another one reads:", rc.Get(reader, "published").Val())
+		reader.Unlock()
+	}
+	_, err = report.TryLockContext(ctx)
+	fmt.Println("another one may write:", err == nil)
+	// Output:
+	// another one reads: Monday's
+	// another one may write: false
+}
+
+// Code far down looks, before it commits, how long the lock can still be trusted.
+func ExampleFromContext() {
+	rc, stop := startRedis()
+	defer stop()
+	report := redismutex.NewMutex(rc, "report")
+
+	commit := func(ctx context.Context) error {
+		if lock, ok := redismutex.FromContext(ctx); !ok || time.Until(lock.Until()) < time.Second {
+			return errors.New("there is no lock that lasts long enough")
+		}
+		return rc.Set(ctx, "published", "Monday's", 0).Err()
+	}
+
+	lock, err := report.LockContext(context.Background())
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer lock.Unlock()
+	fmt.Println("with a lock:", commit(lock))
+	fmt.Println("without:", commit(context.Background()))
+	// Output:
+	// with a lock: <nil>
+	// without: there is no lock that lasts long enough
+}
+
+// Where the context cannot be passed on, the owner tells.
+func ExampleWithOwner() {
+	rc, stop := startRedis()
+	defer stop()
+	stock := redismutex.NewMutex(rc, "stock")
+
+	for _, owner := range []string{"order-17", "order-17", "order-18"} {
+		_, err := stock.TryLockContext(context.Background(), redismutex.WithOwner(owner))
+		fmt.Println(owner, err == nil)
+	}
+	// Output:
+	// order-17 true
+	// order-17 true
+	// order-18 false
 }

@@ -65,7 +65,7 @@ func (k *keeper) leave(s *stake) {
 	defer k.mu.Unlock()
 	start := now()
 	s.role = leaving
-	s.limit.Store(int64(start.add(s.lock.m.ttl)))
+	s.limit.Store(int64(start.add(s.hold.m.ttl)))
 	s.due, s.exact = start, true
 	k.push(s)
 }
@@ -115,16 +115,23 @@ func (k *keeper) check(s *stake) {
 func (k *keeper) raise(s *stake, token uint64) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if s.raises && s.lock.ballot.raise.Load() == token {
+	if s.raises && s.hold.ballot.raise.Load() == token {
 		return
 	}
 	s.raises = true
-	s.lock.ballot.raise.Store(token)
+	s.hold.ballot.raise.Store(token)
 	if s.place == 0 {
 		return // add will see it
 	}
-	s.limit.Store(int64(min(s.until(), now().add(s.lock.m.patience))))
+	s.limit.Store(int64(min(s.until(), now().add(s.hold.m.patience))))
 	k.lookAt(s, now())
+}
+
+// read has a stake kept as a reader from now on.
+func (k *keeper) read(s *stake) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	s.reads, s.raises = true, false
 }
 
 // hold makes a stake that stands in the queue one that holds.
@@ -135,7 +142,7 @@ func (k *keeper) hold(s *stake) {
 		return
 	}
 	s.role, s.pause = holding, 0
-	s.due, s.exact = s.until().add(s.lock.m.drift-s.lock.m.ttl/2), false
+	s.due, s.exact = s.until().add(s.hold.m.drift-s.hold.m.ttl/2), false
 	k.push(s)
 }
 
@@ -196,13 +203,13 @@ func (k *keeper) wake() {
 		// What falls due soon shares the round trip.
 		soon := start
 		if !s.exact {
-			soon = start.add(s.lock.m.retry())
+			soon = start.add(s.hold.m.retry())
 		}
 		if s.next() > soon {
 			break
 		}
 		// Should the call hang, another one is made, on another connection.
-		s.due, s.exact = start.add(2*s.lock.m.retry()), true
+		s.due, s.exact = start.add(2*s.hold.m.retry()), true
 		heap.Fix(&k.heap, 0)
 		due = append(due, s)
 	}
@@ -214,7 +221,7 @@ func (k *keeper) wake() {
 		go k.call(together)
 	}
 	for _, s := range over {
-		s.lock.over(s, errExpired)
+		s.hold.over(s, errExpired)
 	}
 }
 
@@ -235,7 +242,7 @@ func (k *keeper) call(due []*stake) {
 	var again []*call
 	for _, c := range calls {
 		if c.script == refreshScript && c.err == nil && c.reply.status == gone && len(c.cmd.keys()) == 1 {
-			c.cmd = c.stake.keepCmd(0)
+			c.cmd = c.stake.keepCmd(c.stake.kind(), 0)
 			again = append(again, c)
 		}
 	}
@@ -268,15 +275,17 @@ func (k *keeper) calls(due []*stake) (calls []*call, limit instant) {
 	for i, s := range due {
 		c := &call{stake: s, script: refreshScript}
 		if s.raises {
-			c.raise = s.lock.ballot.raise.Load()
+			c.raise = s.hold.ballot.raise.Load()
 		}
 		switch {
 		case s.role == leaving:
 			c.script, c.cmd = unlockScript, s.leaveCmd()
-		case s.role == holding && s.lock.write && !s.raises:
+		case s.reads:
+			c.cmd = s.keepCmd("r", 0)
+		case s.role == holding && s.write && !s.raises:
 			c.cmd = s.keepHoldCmd()
 		default:
-			c.cmd = s.keepCmd(c.raise)
+			c.cmd = s.keepCmd(s.kind(), c.raise)
 		}
 		calls[i], limit = c, max(limit, s.until())
 	}
@@ -286,7 +295,7 @@ func (k *keeper) calls(due []*stake) (calls []*call, limit instant) {
 // answer takes the answer to a call that was begun at start.
 func (k *keeper) answer(c *call, start instant) {
 	s, r, err := c.stake, c.reply, c.err
-	k.ep.note(r, s.lock.m.log())
+	k.ep.note(r, s.hold.m.log())
 	k.ep.box.Deliver(r.grants)
 	k.mu.Lock()
 	if s.place == 0 || s.role == watching || (s.role == leaving) != (c.script == unlockScript) {
@@ -294,13 +303,16 @@ func (k *keeper) answer(c *call, start instant) {
 		return // it has ended, or been unlocked, meanwhile
 	}
 	role := s.role
+	if r.status == foreign && s.reads {
+		err = notLock(r)
+	}
 	switch {
 	case err != nil:
-		s.due, s.exact = now().add(s.lock.m.retry()), true
+		s.due, s.exact = now().add(s.hold.m.retry()), true
 		k.push(s)
 		k.mu.Unlock()
 		if role != leaving {
-			s.lock.unsure(s, start, err)
+			s.hold.unsure(s, start, err)
 		}
 	case role == leaving && r.more:
 		s.due, s.exact = now(), true
@@ -312,10 +324,10 @@ func (k *keeper) answer(c *call, start instant) {
 	case r.status != granted && r.status != waiting:
 		k.drop(s)
 		k.mu.Unlock()
-		s.lock.over(s, errGone)
+		s.hold.over(s, errGone)
 	default:
 		s.trust(start)
-		if s.raises && c.raise == s.lock.ballot.raise.Load() {
+		if s.raises && c.raise == s.hold.ballot.raise.Load() {
 			s.raises = false
 		}
 		s.schedule(start, r)
@@ -324,7 +336,7 @@ func (k *keeper) answer(c *call, start instant) {
 		}
 		k.push(s)
 		k.mu.Unlock()
-		s.lock.kept(s, start, r)
+		s.hold.kept(s, start, r)
 	}
 }
 
@@ -338,7 +350,7 @@ const (
 // then nobody may be there to hand on; and often if no message can reach it, or
 // somebody else may wait for what it has been granted in vain.
 func (s *stake) schedule(start instant, r reply) {
-	m := s.lock.m
+	m := s.hold.m
 	s.due, s.exact = start.add(m.ttl/2), false
 	if s.role != standing && !s.raises {
 		return

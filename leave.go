@@ -1,140 +1,162 @@
 package redismutex
 
-// This file answers: how does a lock leave its nodes, and what do they say?
+// This file answers: how does a hold leave its nodes, and what do they say?
 
 import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/redismutex/redismutex/internal/quorum"
 )
 
-// partAll has l leave in the background wherever it stands.
-func (l *Lock) partAll() {
-	for _, s := range l.stakes {
+// partAll has h leave in the background wherever it stands.
+func (h *hold) partAll() {
+	for _, s := range h.stakes {
 		switch {
 		case s.asking: // it leaves when that is answered, or has taken too long
 		case s.in:
 			s.in = false
-			l.release(s)
+			h.release(s)
 			s.node().keeper.leave(s)
 		default:
-			l.release(s)
+			h.release(s)
 			s.node().keeper.unwatch(s)
 		}
 	}
 }
 
-// leave has l leave wherever it stands, and waits for the answers: with several
+// leave has h leave wherever it stands, and waits for the answers: with several
 // nodes no longer than the node time-out, and not for one that is known to be
-// ill. The rest goes on in the background.
-func (l *Lock) leave(ctx context.Context) (t tally) {
-	if l.ballot == nil {
-		s := l.stakes[0]
+// ill, unless it takes that one to confirm it. The rest goes on in the background.
+func (h *hold) leave(ctx context.Context) (t tally) {
+	if h.ballot == nil {
+		s := h.stakes[0]
 		r, err := s.leave(ctx)
-		t.add(parting{s, r, err})
+		t.add(s.gone(r, err))
 		return t
 	}
-	l.mu.Lock()
+	h.mu.Lock()
+	well := 0
+	for _, s := range h.stakes {
+		if s.in && s.node().illness() == nil {
+			well++
+		}
+	}
+	few := well < quorum.Majority(len(h.stakes)) // too few to confirm it: the others may be back
 	open := map[*stake]bool{}
-	l.ballot.parting = make(chan parting, len(l.stakes))
-	for _, s := range l.stakes {
-		switch ill := s.node().illness(); {
+	h.ballot.voting = make(chan vote, len(h.stakes))
+	for _, s := range h.stakes {
+		ill := s.node().illness()
+		switch {
 		case s.asking && ill == nil:
 			open[s] = true
 		case s.asking: // it leaves when that is answered, or has taken too long
-		case s.in && ill != nil:
-			l.release(s)
+		case s.in && ill != nil && !few:
+			h.release(s)
 			s.node().keeper.leave(s)
-			t.add(parting{s, reply{}, ill.why})
+			t.add(vote{stake: s, err: ill.why})
 		case s.in:
 			open[s] = true
-			l.part(s)
+			h.part(s)
 		default:
-			l.release(s)
+			h.release(s)
 			s.node().keeper.unwatch(s)
 		}
 	}
-	l.mu.Unlock()
-	timeout := time.NewTimer(l.m.patience)
-	defer timeout.Stop()
-	for len(open) > 0 {
-		select {
-		case p := <-l.ballot.parting:
-			delete(open, p.stake)
-			l.hear(p.stake, p.reply, now(), p.err)
-			t.add(p)
-			continue
-		case <-ctx.Done():
-			for s := range open {
-				t.add(parting{s, reply{}, errInterrupted})
-			}
-		case <-timeout.C:
-			for s := range open {
-				err := redisError(fmt.Errorf("no answer within %v", l.m.patience))
-				l.hear(s, reply{}, now(), err)
-				t.add(parting{s, reply{}, err})
-			}
-		}
-		break
-	}
+	h.mu.Unlock()
+	t.collect(ctx, h, open, h.ballot.voting)
 	return t
 }
 
 // part has s leave, and tells leave of that if it waits.
-func (l *Lock) part(s *stake) {
-	l.release(s)
-	if l.ballot == nil || l.ballot.parting == nil {
+func (h *hold) part(s *stake) {
+	h.release(s)
+	if h.ballot == nil || h.ballot.voting == nil {
 		s.node().keeper.leave(s)
 		return
 	}
 	s.node().workers.run(func() {
 		r, err := s.leave(context.Background())
-		l.ballot.parting <- parting{s, r, err}
+		h.ballot.voting <- s.gone(r, err)
 	})
 }
 
 // parted tells leave that s has left, or need not.
-func (l *Lock) parted(s *stake, r reply, err error) {
-	l.release(s)
-	if l.ballot != nil && l.ballot.parting != nil {
-		l.ballot.parting <- parting{s, r, err}
+func (h *hold) parted(s *stake, r reply, err error) {
+	h.release(s)
+	if h.ballot != nil && h.ballot.voting != nil {
+		h.ballot.voting <- s.gone(r, err)
 	}
 }
 
-// A parting is the answer of one node to a leave.
-type parting struct {
+// gone is the vote of a node that was asked to let go of s.
+func (s *stake) gone(r reply, err error) vote {
+	return vote{s, r.status == left && s.granted, r, err}
+}
+
+// A vote is what one node answers to a leave or a downgrade.
+type vote struct {
 	stake *stake
+	yes   bool
 	reply reply
 	err   error
 }
 
 // A tally is what all of them amount to.
 type tally struct {
-	left int // so many nodes held the lock, and have let go of it
-	errs []parting
+	yes  int // so many nodes held the lock, and have done what they were asked for
+	errs []vote
 }
 
-func (t *tally) add(p parting) {
+func (t *tally) add(v vote) {
 	switch {
-	case p.err != nil:
-		t.errs = append(t.errs, p)
-	case p.reply.status == left && p.stake.granted:
-		t.left++
+	case v.err != nil:
+		t.errs = append(t.errs, v)
+	case v.yes:
+		t.yes++
 	}
 }
 
-// err is the error of an unlock that has not been confirmed.
-func (t *tally) err(ctx context.Context, l *Lock) error {
-	format, args := "redismutex: unlock %q: %d of %d nodes have let go of it", []any{l.Key(), t.left, len(l.stakes)}
-	for _, p := range t.errs {
+// collect counts the votes of those that are open, but waits for them no longer
+// than the node time-out.
+func (t *tally) collect(ctx context.Context, h *hold, open map[*stake]bool, votes <-chan vote) {
+	timeout := time.NewTimer(h.m.patience)
+	defer timeout.Stop()
+	for len(open) > 0 {
+		select {
+		case v := <-votes:
+			delete(open, v.stake)
+			h.hear(v.stake, v.reply, now(), v.err)
+			t.add(v)
+			continue
+		case <-ctx.Done():
+			for s := range open {
+				t.add(vote{stake: s, err: errInterrupted})
+			}
+		case <-timeout.C:
+			for s := range open {
+				err := redisError(fmt.Errorf("no answer within %v", h.m.patience))
+				h.hear(s, reply{}, now(), err)
+				t.add(vote{stake: s, err: err})
+			}
+		}
+		return
+	}
+}
+
+// err is the error of an unlock or a downgrade that has not been confirmed.
+func (t *tally) err(ctx context.Context, h *hold, call, done string) error {
+	format, args := "redismutex: %s %q: %d of %d nodes %s", []any{call, h.Key(), t.yes, len(h.stakes), done}
+	for _, v := range t.errs {
 		switch {
-		case p.err == errInterrupted:
-			return ended(ctx, l.Key())
-		case l.ballot == nil:
-			return doing("unlock", l.Key(), p.err)
+		case v.err == errInterrupted:
+			return ended(ctx, h.Key())
+		case h.ballot == nil:
+			return doing(call, h.Key(), v.err)
 		}
 		format += "; %s: %w"
-		args = append(args, p.stake.named(), p.err)
+		args = append(args, v.stake.named(), v.err)
 	}
 	return fmt.Errorf(format, args...)
 }

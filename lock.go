@@ -6,8 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/redismutex/redismutex/internal/quorum"
@@ -25,65 +23,49 @@ import (
 //     any more: [ErrLockLost];
 //   - with its parent: the parent's cause.
 //
+// The same key may be locked again within it: see [RWMutex.LockContext].
+// [FromContext] finds it further down.
+//
 // All methods are safe for concurrent use. A Lock must not be copied, and it
 // must be unlocked: a Lock that is forgotten is renewed for as long as the
 // process lives.
 type Lock struct {
-	ctx    context.Context // the caller's, until the lock is granted
-	cancel context.CancelCauseFunc
-	m      *RWMutex
-	keys   *keys
-	token  uint64
-	until  atomic.Int64 // when the trust in it ends
-
-	write, try bool
-	stood      bool // it has stood in the queue
-	phase      phase
-	mu         sync.Mutex // guards it, stood, and the rest
-
-	signal chan struct{} // holds one; nil: nobody sleeps on it
-	stakes []*stake      // one on each node
-	ballot *ballot       // nil with one node
+	ctx      context.Context
+	cancel   context.CancelCauseFunc
+	hold     *hold
+	owner    *owner // nil: none
+	write    bool   // it was acquired to write
+	unlocked bool   // guarded by the mutex of hold
 }
 
 var _ context.Context = (*Lock)(nil)
-
-// A phase is what has become of a request.
-type phase uint8
-
-const (
-	wanted   phase = iota // it waits
-	held                  // it is a lock
-	unlocked              // it was one
-	lost                  // it was one
-	given                 // it was given up, and never was one
-)
 
 // ID is the lock's id: unique, and what Redis knows it by. With several nodes
 // each knows it by an id of its own; this is the one on the first of them, unless
 // that has forgotten it and got another one.
 func (l *Lock) ID() string {
-	if l.ballot != nil {
-		return l.ballot.id.(string)
+	if h := l.hold; h.ballot != nil {
+		return h.ballot.id.(string)
 	}
-	return l.stakes[0].id.(string)
+	return l.hold.stakes[0].id.(string)
 }
 
 // Key is the Redis key that is locked.
-func (l *Lock) Key() string { return l.keys.holder }
+func (l *Lock) Key() string { return l.hold.Key() }
 
 // Token is the fencing token: greater than every token granted on this key
 // before. Whoever is written to under the lock can refuse a token lower than
 // one it has seen, and so a holder that was paused for so long that its lease
-// ended unnoticed. It is 0 for a lock to read.
-func (l *Lock) Token() uint64 { return l.token }
+// ended unnoticed. It is 0 for a lock to read, unless that is nested in one to
+// write, or was one before [Lock.Downgrade].
+func (l *Lock) Token() uint64 { return l.hold.token }
 
 // Until is how long the lock can be trusted if it were not renewed any more.
 // It moves on with each renewal. It counts from the moment before the last
 // successful renewal was sent, less a margin for clocks that do not run alike
 // (see [WithDriftFactor]). With several nodes it is when the trust in so many of
 // them has ended that no majority is left.
-func (l *Lock) Until() time.Time { return instant(l.until.Load()).time() }
+func (l *Lock) Until() time.Time { return instant(l.hold.until.Load()).time() }
 
 // Deadline is that of the parent context.
 func (l *Lock) Deadline() (deadline time.Time, ok bool) { return l.ctx.Deadline() }
@@ -96,17 +78,18 @@ func (l *Lock) Done() <-chan struct{} { return l.ctx.Done() }
 // has fired, that its lease is over.
 func (l *Lock) Err() error {
 	err := l.ctx.Err()
-	if err == nil && l.expired() {
-		l.expire()
+	if err == nil && l.hold.expired() {
+		l.hold.expire()
 		err = l.ctx.Err()
 	}
 	return err
 }
 
-func (l *Lock) expired() bool { return instant(l.until.Load()) <= now() }
-
 // Value is that of the parent context.
 func (l *Lock) Value(key any) any {
+	if key == (lockKey{}) {
+		return l
+	}
 	_ = l.Err() // context.Cause asks here first: let it find the cause
 	return l.ctx.Value(key)
 }
@@ -117,17 +100,19 @@ func (l *Lock) Value(key any) any {
 func (l *Lock) Unlock() {
 	err := l.UnlockContext(context.Background())
 	if err != nil && !errors.Is(err, ErrUnlocked) {
-		l.m.log().error("", err)
+		l.hold.m.log().error("", err)
 	}
 }
 
 // UnlockContext is Unlock, and says what became of it:
 //
-//   - nil: the lock was held to the end, and Redis has let go of it;
+//   - nil: the lock was held to the end, and Redis has let go of it; or one that
+//     it is nested with is still held, and Redis is not asked;
 //   - [ErrUnlocked]: it had been unlocked before;
 //   - [ErrLockLost]: it was lost before. In doubt it says so, too: where the
 //     reply to the unlock itself was lost and the client sent it again, the
 //     second one finds nothing any more;
+//   - [ErrNotLock]: a key of the lock holds somebody's data by now;
 //   - [ErrRedis], or ctx's error: Redis has not confirmed it. The unlock goes on
 //     in the background until the lease ends, when the lock comes free by
 //     itself.
@@ -141,28 +126,25 @@ func (l *Lock) UnlockContext(ctx context.Context) error {
 	if ctx == nil {
 		return fmt.Errorf("%w: nil context", ErrInvalid)
 	}
-	if l.expired() {
-		l.expire()
+	h := l.hold
+	if h.expired() {
+		h.expire()
 	}
-	l.mu.Lock()
-	phase := l.phase
-	if phase == held {
-		l.phase = unlocked
-	}
-	l.mu.Unlock()
-	switch phase {
-	case unlocked:
-		return fmt.Errorf("%w: %q", ErrUnlocked, l.Key())
-	case lost:
-		return fmt.Errorf("%w: %q", ErrLockLost, l.Key())
+	last, err := h.close(l)
+	if err != nil {
+		return err
 	}
 	l.cancel(ErrUnlocked)
-	t, n := l.leave(ctx), len(l.stakes)
-	switch quorum.Decide(n, t.left, n-t.left-len(t.errs)) {
+	l.owner.drop(l)
+	if !last {
+		return nil
+	}
+	t, n := h.leave(ctx), len(h.stakes)
+	switch quorum.Decide(n, t.yes, n-t.yes-len(t.errs)) {
 	case quorum.Yes:
 		return nil
 	case quorum.No:
 		return fmt.Errorf("%w: %q: it was not held any more when it was unlocked", ErrLockLost, l.Key())
 	}
-	return t.err(ctx, l)
+	return t.err(ctx, h, "unlock", "have let go of it")
 }

@@ -111,7 +111,7 @@ func (w *world) pending(c <-chan *Lock) {
 
 func matches(err error, want error) string {
 	all := map[string]error{
-		"ErrLock": ErrLock, "ErrLockLost": ErrLockLost, "ErrUnlocked": ErrUnlocked, "ErrRedis": ErrRedis, "ErrNotLock": ErrNotLock,
+		"ErrLock": ErrLock, "ErrLockLost": ErrLockLost, "ErrUnlocked": ErrUnlocked, "ErrUpgrade": ErrUpgrade, "ErrRedis": ErrRedis, "ErrNotLock": ErrNotLock,
 		"ErrInvalid": ErrInvalid, "context.Canceled": context.Canceled, "context.DeadlineExceeded": context.DeadlineExceeded,
 	}
 	for name, target := range all {
@@ -190,7 +190,7 @@ func TestContextIsDoneBeforeTheNextHolderBegins(t *testing.T) {
 func TestErrKnowsTheTimeBeforeTheTimers(t *testing.T) {
 	inBubble(t, func(w *world) {
 		l := w.lock(NewMutex(w.client(nil), "x"), true)
-		l.until.Store(int64(now())) // as if the time had passed in a stop
+		l.hold.until.Store(int64(now())) // as if the time had passed in a stop
 		w.matches(context.Cause(l), ErrLockLost)
 		if err := l.Err(); err != context.Canceled {
 			t.Error(err)
@@ -198,7 +198,7 @@ func TestErrKnowsTheTimeBeforeTheTimers(t *testing.T) {
 		w.matches(l.UnlockContext(context.Background()), ErrLockLost)
 
 		l = w.lock(NewMutex(w.client(nil), "y"), true)
-		l.until.Store(int64(now()))
+		l.hold.until.Store(int64(now()))
 		w.matches(l.UnlockContext(context.Background()), ErrLockLost)
 	})
 }

@@ -180,6 +180,26 @@ func WithContext(ctx context.Context) LockOption {
 	}
 }
 
+// WithOwner is for code that cannot pass the lock on as a context: if owner has
+// the key already, in this process and by a mutex on the same nodes, the lock is
+// nested in that one, by the rules of [RWMutex.LockContext]. Each of them has to be
+// unlocked. If several calls of one owner wait for a key, the first that is
+// granted is shared by all of them.
+//
+// It is a matter of this process alone, and nothing of it goes to Redis. The same
+// owner in another process is another holder: were it the same, the two would
+// prolong and free each other's lock, and one that was started again would take
+// over what its predecessor had not finished.
+func WithOwner(owner string) LockOption {
+	return func(r *request) error {
+		if owner == "" {
+			return fmt.Errorf("%w: empty owner", ErrInvalid)
+		}
+		r.owner = owner
+		return nil
+	}
+}
+
 // keys are the names of one lock's keys. All are in the hash slot of holder.
 type keys struct {
 	holder  string // who holds?

@@ -125,24 +125,24 @@ func (s *stake) probe() {
 	ep.workers.run(func() {
 		start := now()
 		_, err := ep.run(context.Background(), refreshScript, cmd)
-		s.lock.hear(s, reply{}, start, err)
+		s.hold.hear(s, reply{}, start, err)
 	})
 }
 
 // hear takes what an answer to a call begun at start says of its node.
-func (l *Lock) hear(s *stake, r reply, start instant, err error) {
-	if l.ballot == nil {
+func (h *hold) hear(s *stake, r reply, start instant, err error) {
+	if h.ballot == nil {
 		return
 	}
-	l.m.ranks.saw(r.last)
+	h.m.ranks.saw(r.last)
 	switch {
 	case err == nil:
-		if time.Duration(now()-start) < l.m.patience {
+		if time.Duration(now()-start) < h.m.patience {
 			s.node().recover()
 		}
 	case errors.Is(err, ErrNotLock) || err == errInterrupted:
 	case s.node().fall(err):
-		l.m.log().error("a node fails, and is tried again in the background", fmt.Errorf("redismutex: %s: %w", s.named(), err))
+		h.m.log().error("a node fails, and is tried again in the background", fmt.Errorf("redismutex: %s: %w", s.named(), err))
 	}
 }
 
@@ -151,9 +151,9 @@ func (l *Lock) hear(s *stake, r reply, start instant, err error) {
 var errNode = errors.New("failed")
 
 // nodes is the error that names the nodes that say does not hold of, and why.
-func (l *Lock) nodes(what string, say func(*stake) bool) error {
+func (h *hold) nodes(what string, say func(*stake) bool) error {
 	n, answered := 0, 0
-	for _, s := range l.stakes {
+	for _, s := range h.stakes {
 		if say(s) {
 			n++
 		}
@@ -161,9 +161,9 @@ func (l *Lock) nodes(what string, say func(*stake) bool) error {
 			answered++
 		}
 	}
-	majority := quorum.Majority(len(l.stakes))
-	format, args := "%s", []any{fmt.Sprintf("%d of %d nodes %s, %d needed", n, len(l.stakes), what, majority)}
-	for _, s := range l.stakes {
+	majority := quorum.Majority(len(h.stakes))
+	format, args := "%s", []any{fmt.Sprintf("%d of %d nodes %s, %d needed", n, len(h.stakes), what, majority)}
+	for _, s := range h.stakes {
 		if say(s) {
 			continue
 		}

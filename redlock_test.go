@@ -492,14 +492,14 @@ func TestUntilIsTheMajoritys(t *testing.T) {
 		var ends []instant
 		for _, i := range []int{4, 2, 0} { // each has been renewed for the last time at another time
 			ns.links[i].Hole(true, true)
-			l.mu.Lock()
-			ends = append(ends, l.stakes[i].until())
-			l.mu.Unlock()
+			l.hold.mu.Lock()
+			ends = append(ends, l.hold.stakes[i].until())
+			l.hold.mu.Unlock()
 			time.Sleep(DefaultTTL / 8)
 		}
 		synctest.Wait()
 		slices.Sort(ends)
-		if until := instant(l.until.Load()); until != ends[2] {
+		if until := instant(l.hold.until.Load()); until != ends[2] {
 			ns.Errorf("until %v, of %v", until, ends)
 		}
 	})

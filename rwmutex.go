@@ -126,7 +126,16 @@ func (m *RWMutex) TryRLock(opt ...LockOption) (*Lock, bool) {
 // returns then, also if Redis does not answer. The lock's context descends from
 // ctx.
 //
-// The error matches ctx's error and its cause, or one of [ErrRedis],
+// If ctx descends from a Lock on the same key, of this mutex or another one on the
+// same clients, that has been neither unlocked nor lost, the new one is nested in
+// it: it is granted at once, whoever waits, with the ID and the token of the outer
+// one, and without a call to Redis. It has a context and an Unlock of its own, and
+// Redis lets go of the lock with the last Unlock of them. What is lost is lost to
+// all of them. Whoever has locked to write may lock to read or to write again; who
+// has locked to read, to read; to write is refused with [ErrUpgrade]. This holds of
+// all the calls that lock.
+//
+// The error matches ctx's error and its cause, or one of [ErrUpgrade], [ErrRedis],
 // [ErrNotLock] and [ErrInvalid]. An error of Redis is returned at once if it
 // meets the first attempt. Once it stands in the queue, a waiter outlives them:
 // they go to the log, and it waits on until ctx ends.
@@ -160,6 +169,7 @@ type request struct {
 	try   bool
 	key   string
 	keys  *keys
+	owner string // "": none
 }
 
 func (m *RWMutex) plain(r request, opt []LockOption) (*Lock, bool) {
@@ -174,12 +184,32 @@ func (m *RWMutex) acquire(r request, opt []LockOption) (*Lock, error) {
 	if err := m.complete(&r, opt); err != nil {
 		return nil, err
 	}
+	outer := m.outer(r)
 	if r.ctx.Err() != nil {
 		return nil, ended(r.ctx, r.keys.holder)
 	}
-	l := m.newLock(r)
-	l.ask(r.ctx)
-	return l.await(r.ctx)
+	if r.owner != "" {
+		return m.acquireFor(r, outer)
+	}
+	if outer != nil {
+		if l, err := outer.nest(r, nil); l != nil || err != nil {
+			return l, err
+		}
+	}
+	for {
+		if l, err := m.newLock(r).wait(r.ctx); err != errAgain {
+			return l, err
+		}
+	}
+}
+
+// wait asks for a new lock, and waits for it.
+func (l *Lock) wait(ctx context.Context) (*Lock, error) {
+	l.hold.ask(ctx)
+	if err := l.hold.await(ctx, l); err != nil {
+		return nil, err
+	}
+	return l, nil
 }
 
 // complete checks a request and gives it its defaults.
@@ -216,28 +246,32 @@ func (m *RWMutex) complete(r *request, opt []LockOption) error {
 // need in one piece.
 func (m *RWMutex) newLock(r request) *Lock {
 	var l *Lock
+	var h *hold
 	if len(m.nodes) == 1 {
 		one := &struct {
 			lock  Lock
+			hold  hold
 			stake stake
 			at    [1]*stake
 		}{}
-		l = &one.lock
+		l, h = &one.lock, &one.hold
 		one.at[0] = &one.stake
-		l.stakes = one.at[:]
+		h.stakes = one.at[:]
 	} else {
-		l = &Lock{stakes: make([]*stake, len(m.nodes)), ballot: &ballot{since: slices.Repeat([]instant{always}, len(m.nodes))}}
-		for i := range l.stakes {
-			l.stakes[i] = &stake{}
+		l = &Lock{}
+		h = &hold{stakes: make([]*stake, len(m.nodes)), ballot: &ballot{since: slices.Repeat([]instant{always}, len(m.nodes))}}
+		for i := range h.stakes {
+			h.stakes[i] = &stake{}
 		}
 	}
-	l.ctx, l.m, l.keys, l.write, l.try = r.ctx, m, r.keys, r.write, r.try
-	for i, s := range l.stakes {
-		s.init(l, i)
+	l.hold, l.write = h, r.write
+	h.m, h.keys, h.write, h.try = m, r.keys, r.write, r.try
+	for i, s := range h.stakes {
+		s.init(h, i)
 	}
-	if l.ballot != nil {
-		l.ballot.id = l.stakes[0].id
-		l.ballot.score = l.score(m.ranks.next())
+	if h.ballot != nil {
+		h.ballot.id = h.stakes[0].id
+		h.ballot.score = h.score(m.ranks.next())
 	}
 	return l
 }

@@ -91,19 +91,20 @@ const keysAt = 3
 
 func (s *stake) enterCmd(try bool) cmd {
 	script := rlockScript
-	if s.lock.write {
+	if s.write {
 		script = lockScript
 	}
 	return s.scored(cmd{
 		"evalsha", script.digest, "4", s.key(0), s.key(1), s.key(2), s.key(3),
-		s.id, s.lock.m.ttlArg, s.how(try),
+		s.id, s.hold.m.ttlArg, s.how(try),
 	})
 }
 
-func (s *stake) keepCmd(raise uint64) cmd {
+// keepCmd keeps s as a writer or a reader, whatever it entered as.
+func (s *stake) keepCmd(kind any, raise uint64) cmd {
 	c := s.scored(cmd{
 		"evalsha", refreshScript.digest, "4", s.key(0), s.key(1), s.key(2), s.key(3),
-		s.id, s.lock.m.ttlArg, s.kind(),
+		s.id, s.hold.m.ttlArg, kind,
 	})
 	if raise != 0 {
 		c = append(c, strconv.FormatUint(raise, 10))
@@ -113,7 +114,7 @@ func (s *stake) keepCmd(raise uint64) cmd {
 
 // keepHoldCmd is keepCmd for a writer that holds. It needs no other key.
 func (s *stake) keepHoldCmd() cmd {
-	return cmd{"evalsha", refreshScript.digest, "1", s.key(0), s.id, s.lock.m.ttlArg}
+	return cmd{"evalsha", refreshScript.digest, "1", s.key(0), s.id, s.hold.m.ttlArg}
 }
 
 func (s *stake) leaveCmd() cmd {
@@ -123,8 +124,8 @@ func (s *stake) leaveCmd() cmd {
 	}
 	switch {
 	case s.bury:
-		c[9] = s.lock.m.buryArg
-	case s.lock.ballot != nil:
+		c[9] = s.hold.m.buryArg
+	case s.hold.ballot != nil:
 		c[9] = ""
 	default:
 		return c[:9]
@@ -134,16 +135,17 @@ func (s *stake) leaveCmd() cmd {
 
 // scored is c with the place in the queues of all nodes, if there are several.
 func (s *stake) scored(c cmd) cmd {
-	if s.lock.ballot == nil {
+	if s.hold.ballot == nil {
 		return c
 	}
-	return append(c, s.lock.ballot.score)
+	return append(c, s.hold.ballot.score)
 }
 
-func (s *stake) key(i int) any { return s.lock.keys.args[i] }
+func (s *stake) key(i int) any { return s.hold.keys.args[i] }
 
+// kind is what s entered as.
 func (s *stake) kind() any {
-	if s.lock.write {
+	if s.write {
 		return "w"
 	}
 	return "r"
@@ -154,20 +156,20 @@ func (s *stake) kind() any {
 var howToEnter = [2][2]any{{"join:0", "join:1"}, {"try:0", "try:1"}}
 
 func (s *stake) how(try bool) any {
-	return howToEnter[b2i(try)][b2i(s.lock.first())]
+	return howToEnter[b2i(try)][b2i(s.hold.m.first(s.write))]
 }
 
-// first says whether l goes before all who are of the other kind.
-func (l *Lock) first() bool {
-	return l.m.order == writersFirst && l.write || l.m.order == readersFirst && !l.write
+// first says whether writers, or readers, go before all who are of the other kind.
+func (m *RWMutex) first(write bool) bool {
+	return m.order == writersFirst && write || m.order == readersFirst && !write
 }
 
 // span is between the ranks of the two classes, as prelude.lua has it.
 const span = 4e15
 
 // score is where a rank stands in the queue.
-func (l *Lock) score(rank int64) any {
-	if l.first() {
+func (h *hold) score(rank int64) any {
+	if h.m.first(h.write) {
 		rank -= span
 	}
 	return strconv.FormatInt(rank, 10)

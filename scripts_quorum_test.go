@@ -27,7 +27,7 @@ const ahead = int64(3_141_592_653_589_793)
 func (s *stage) at(rank int64, write bool, order order) *party {
 	s.Helper()
 	p := s.party(write, time.Minute, order)
-	p.lock.ballot = &ballot{score: p.lock.score(rank)}
+	p.stake.hold.ballot = &ballot{score: p.stake.hold.score(rank)}
 	return p
 }
 
@@ -36,7 +36,7 @@ func (s *stage) r(rank int64) *party { return s.at(rank, false, firstCome) }
 
 func (p *party) raise(token int64) reply {
 	p.Helper()
-	return p.must(p.ep.run(context.Background(), refreshScript, p.keepCmd(uint64(token))))
+	return p.must(p.ep.run(context.Background(), refreshScript, p.keepCmd(p.kind(), uint64(token))))
 }
 
 func (p *party) member() string { return p.kind().(string) + p.id }
@@ -337,7 +337,7 @@ func TestReplySaysTheHighestScoreThatWaits(t *testing.T) {
 func TestWaiterWatchesTheLeaseInFrontOfItsPlace(t *testing.T) {
 	onBothServers(t, func(s *stage) {
 		lasting := func(p *party, ttl time.Duration) *party {
-			p.lock.m.ttlArg = fmt.Sprint(ttl.Milliseconds())
+			p.stake.hold.m.ttlArg = fmt.Sprint(ttl.Milliseconds())
 			return p
 		}
 		in := func(want time.Duration, r reply) {
@@ -725,7 +725,7 @@ func walk(steps int, run func(step int, ps []*party, verb *script, command func(
 			for _, s := range stages {
 				p := s.at(score, write, order)
 				if single {
-					p.lock.ballot = nil
+					p.stake.hold.ballot = nil
 				}
 				ps = append(ps, p)
 			}
@@ -737,7 +737,7 @@ func walk(steps int, run func(step int, ps []*party, verb *script, command func(
 		switch act {
 		case 0: // once more, if it has before
 			verb := rlockScript
-			if ps[0].lock.write {
+			if ps[0].hold.write {
 				verb = lockScript
 			}
 			run(step, ps, verb, func(p *party) cmd { return p.enterCmd(try) })
@@ -749,13 +749,13 @@ func walk(steps int, run func(step int, ps []*party, verb *script, command func(
 				p.die()
 			}
 		case 5:
-			if ps[0].lock.ballot != nil {
-				run(step, ps, refreshScript, func(p *party) cmd { return p.keepCmd(raise) })
+			if ps[0].hold.ballot != nil {
+				run(step, ps, refreshScript, func(p *party) cmd { return p.keepCmd(p.kind(), raise) })
 				break
 			}
 			fallthrough
 		default:
-			run(step, ps, refreshScript, func(p *party) cmd { return p.keepCmd(0) })
+			run(step, ps, refreshScript, func(p *party) cmd { return p.keepCmd(p.kind(), 0) })
 		}
 	}
 }
@@ -777,7 +777,7 @@ func TestTokensRiseWithScoresAndWithout(t *testing.T) {
 			if token < highest || token == highest && holder != "" && holder != writer {
 				s.Fatalf("step %d: token %d for %q, after %d for %q", step, token, holder, highest, writer)
 			}
-			if r.status == granted && p.lock.write && r.value != token {
+			if r.status == granted && p.stake.hold.write && r.value != token {
 				s.Fatalf("step %d: token %d, but the counter is %d", step, r.value, token)
 			}
 			writer, highest = holder, token
@@ -795,10 +795,10 @@ func TestTokensRiseWithScoresAndWithout(t *testing.T) {
 
 // others is what one with a score is to be told of those that wait.
 func (p *party) others(holds bool) (preceded bool, last int64) {
-	if p.lock.ballot == nil {
+	if p.stake.hold.ballot == nil {
 		return false, 0
 	}
-	score, _ := strconv.ParseFloat(p.lock.ballot.score.(string), 64)
+	score, _ := strconv.ParseFloat(p.stake.hold.ballot.score.(string), 64)
 	for _, z := range p.rc.ZRangeWithScores(context.Background(), p.stage.keys.intents, 0, -1).Val() {
 		preceded = preceded || holds && (z.Score < score || z.Score == score && z.Member.(string) < p.member())
 		if last = int64(z.Score); last < 0 {
@@ -906,7 +906,7 @@ func TestForeignDataIsRefusedToThoseWithAScore(t *testing.T) {
 		} {
 			for _, key := range []string{s.keys.holder, s.keys.intents, s.keys.leases, s.keys.token} {
 				for _, p := range []*party{s.w(10), s.r(10), s.at(10, true, writersFirst)} {
-					if !p.lock.write && key == s.keys.token {
+					if !p.stake.hold.write && key == s.keys.token {
 						continue // no matter to a reader
 					}
 					s.rc.FlushDB(ctx)

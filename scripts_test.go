@@ -58,8 +58,8 @@ func (s *stage) party(write bool, ttl time.Duration, order order) *party {
 	m := &RWMutex{nodes: []*endpoint{s.ep}, ttl: ttl, order: order,
 		ttlArg: fmt.Sprint(ttl.Milliseconds()), buryArg: fmt.Sprint(2 * ttl.Milliseconds())}
 	id := fmt.Sprintf("redismutex:box:%d", s.ids)
-	l := &Lock{m: m, keys: s.keys, write: write}
-	return &party{s, &stake{lock: l, id: id}, id}
+	h := &hold{m: m, keys: s.keys, write: write}
+	return &party{s, &stake{hold: h, write: write, id: id}, id}
 }
 
 func (s *stage) writer() *party { return s.party(true, time.Minute, firstCome) }
@@ -76,7 +76,7 @@ func (p *party) must(r reply, err error) reply {
 func (p *party) enter() reply { return p.must(p.stake.enter(context.Background(), false)) }
 func (p *party) try() reply   { return p.must(p.stake.enter(context.Background(), true)) }
 func (p *party) keep() reply {
-	return p.must(p.ep.run(context.Background(), refreshScript, p.keepCmd(0)))
+	return p.must(p.ep.run(context.Background(), refreshScript, p.keepCmd(p.kind(), 0)))
 }
 func (p *party) keepHold() reply {
 	return p.must(p.ep.run(context.Background(), refreshScript, p.keepHoldCmd()))
@@ -84,9 +84,7 @@ func (p *party) keepHold() reply {
 
 // downgrade is a keep that says "r".
 func (p *party) downgrade() reply {
-	c := p.keepCmd(0)
-	c[keysAt+6] = "r"
-	return p.must(p.ep.run(context.Background(), refreshScript, c))
+	return p.must(p.ep.run(context.Background(), refreshScript, p.keepCmd("r", 0)))
 }
 func (p *party) leave() reply {
 	return p.must(p.ep.run(context.Background(), unlockScript, p.leaveCmd()))

@@ -1,6 +1,6 @@
 package redismutex
 
-// This file answers: what does a lock have on one node?
+// This file answers: what does a hold have on one node?
 
 import (
 	"context"
@@ -12,9 +12,9 @@ import (
 )
 
 // A stake is one id on one node: what is waited for, or held, under it. An id
-// that is of no use any more leaves, and the lock gets another stake there.
+// that is of no use any more leaves, and the hold gets another stake there.
 type stake struct {
-	lock *Lock
+	hold *hold
 	id   any // a string, as scripts take it
 
 	// The keeper's, under its mutex. limit is when it is over, whatever it is:
@@ -28,7 +28,7 @@ type stake struct {
 	acked  bool // the node has acknowledged it
 	raises bool // its token is to be that of the ballot at the least
 
-	// The rest is under the lock's mutex.
+	// The rest is under the hold's mutex.
 	queue   bool  // it is to wait: a try would be in vain
 	joined  bool  // the mailbox knows it
 	asking  bool  // an enter is under way
@@ -37,34 +37,36 @@ type stake struct {
 	checked bool  // since it was granted it was asked who is before it
 	bury    bool  // an enter may still be under way: refuse it when the id leaves
 	failed  uint8 // how many attempts in a row have come to nothing on this node
-	index   int16 // which one of the lock's nodes that is
+	index   int16 // which one of the nodes that is
+	write   bool  // it enters to write
+	reads   bool  // the keeper's: whatever it entered as, it is kept as a reader
 	pause   int32 // the keeper's: ms between looks that nothing else calls for
 	token   uint64
 	why     error // why it is not in; while it is, why it could not be kept
 }
 
 // init makes s the stake on a node, under a new id.
-func (s *stake) init(l *Lock, index int) *stake {
-	s.lock, s.index = l, int16(index)
+func (s *stake) init(h *hold, index int) *stake {
+	s.hold, s.write, s.index = h, h.write, int16(index)
 	var buf [64]byte
 	id := append(append(buf[:0], s.node().box.Name()...), ':')
 	s.id = string(strconv.AppendUint(id, s.node().ids.Add(1), 10))
 	return s
 }
 
-func (s *stake) node() *endpoint { return s.lock.m.nodes[s.index] }
+func (s *stake) node() *endpoint { return s.hold.m.nodes[s.index] }
 
 // listen makes s known to the mailbox, and waits until that hears, or for so
 // long that it is better to look than to listen. A message may overtake the
 // reply to the enter: so this comes before it is sent.
 func (s *stake) listen(ctx context.Context) {
-	settled := s.lock.join(s)
+	settled := s.hold.join(s)
 	select {
 	case <-settled:
 		return
 	default:
 	}
-	patience := time.NewTimer(min(s.lock.m.ttl/4, time.Second))
+	patience := time.NewTimer(min(s.hold.m.ttl/4, time.Second))
 	defer patience.Stop()
 	select {
 	case <-settled:
@@ -75,7 +77,7 @@ func (s *stake) listen(ctx context.Context) {
 
 func (s *stake) enter(ctx context.Context, try bool) (reply, error) {
 	script := rlockScript
-	if s.lock.write {
+	if s.write {
 		script = lockScript
 	}
 	return s.node().interruptibly(ctx, script, s.enterCmd(try))
@@ -94,7 +96,7 @@ func (s *stake) leave(ctx context.Context) (reply, error) {
 		ep.keeper.leave(s)
 		return r, err
 	}
-	ep.note(r, s.lock.m.log())
+	ep.note(r, s.hold.m.log())
 	if r.grants != "" {
 		runtime.Gosched() // whoever was granted goes first
 	}
@@ -107,7 +109,7 @@ func (m *RWMutex) trusted(start instant) instant { return start.add(m.ttl - m.dr
 
 // trust notes that a call begun at start has been acknowledged.
 func (s *stake) trust(start instant) {
-	limit := s.lock.m.trusted(start)
+	limit := s.hold.m.trusted(start)
 	if s.place != 0 { // an earlier call may be answered after a later one
 		limit = max(limit, s.until())
 	}
@@ -119,14 +121,14 @@ func (s *stake) until() instant { return instant(s.limit.Load()) }
 
 // The mailbox tells.
 
-func (s *stake) Key() string { return s.lock.keys.holder }
+func (s *stake) Key() string { return s.hold.keys.holder }
 
-func (s *stake) Granted(token uint64) { s.lock.told(s, token) }
+func (s *stake) Granted(token uint64) { s.hold.told(s, token) }
 
 func (s *stake) Look() { s.node().keeper.look(s, now()) }
 
 func (s *stake) Deaf(err error) {
-	s.lock.m.log().error("redismutex: the subscription failed, so waiters look for themselves until it is back", err)
+	s.hold.m.log().error("redismutex: the subscription failed, so waiters look for themselves until it is back", err)
 }
 
 // named is the name of its node, for errors and the log.

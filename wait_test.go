@@ -94,7 +94,7 @@ func TestTryBeforeTheWaitIsRefusedIfItComesTwice(t *testing.T) {
 		mutex := NewMutex(w.client(w.link), "x")
 		next := w.later(mutex, true)
 		time.Sleep(time.Second)
-		late := &stake{lock: mutex.newLock(request{ctx: w.Context(), keys: mutex.keys, write: true})}
+		late := &stake{write: true, hold: mutex.newLock(request{ctx: w.Context(), keys: mutex.keys, write: true}).hold}
 		late.id = mutex.nodes[0].box.Name() + ":1" // the id of the try
 		w.unlock(holder)
 		w.unlock(<-next)
@@ -461,10 +461,10 @@ func TestGrantedLockHasTrustLeft(t *testing.T) {
 func TestStaleMessageGivesNobodyALock(t *testing.T) {
 	inBubble(t, func(w *world) {
 		l := waitingSince(NewMutex(w.client(nil), "x"), now())
-		l.stakes[0].node().keeper.remove(l.stakes[0])
+		l.hold.stakes[0].node().keeper.remove(l.hold.stakes[0])
 		time.Sleep(DefaultTTL)
-		l.told(l.stakes[0], 7)
-		if l.phase != wanted {
+		l.hold.told(l.hold.stakes[0], 7)
+		if l.hold.phase != wanted {
 			t.Error("it has the lock")
 		}
 	})
@@ -477,17 +477,17 @@ func TestMessageWithLittleTrustLeftIsChecked(t *testing.T) {
 		rc := w.client(nil)
 		other := w.lock(NewMutex(rc, "x", WithTTL(time.Hour)), true)
 		l := waitingSince(NewMutex(rc, "x"), now().add(-DefaultTTL*7/8))
-		void := l.stakes[0]
+		void := l.hold.stakes[0]
 		void.Granted(7)
-		if l.phase != wanted {
+		if l.hold.phase != wanted {
 			t.Error("it has the lock")
 		}
 		synctest.Wait()
-		l.mu.Lock()
-		if l.stakes[0] == void || l.phase != wanted {
+		l.hold.mu.Lock()
+		if l.hold.stakes[0] == void || l.hold.phase != wanted {
 			t.Error("the id is still in use, in vain")
 		}
-		l.mu.Unlock()
+		l.hold.mu.Unlock()
 		w.unlock(other)
 	})
 }
@@ -501,7 +501,7 @@ func lastID(m *RWMutex) string {
 // knows.
 func waitingSince(m *RWMutex, since instant) *Lock {
 	l := m.newLock(request{ctx: context.Background(), keys: m.keys, write: true})
-	s := l.stakes[0]
+	s := l.hold.stakes[0]
 	s.in = true
 	s.trust(since)
 	s.node().keeper.add(s, standing, since, reply{status: waiting, value: 1e9})

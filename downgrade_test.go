@@ -1,0 +1,379 @@
+package redismutex
+
+// This file answers: does a writer become a reader, once and for all, whatever
+// becomes of the call? Time is virtual, on one node and on five.
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redismutex/redismutex/internal/faultnet"
+)
+
+func (w *world) downgrade(l *Lock) {
+	w.Helper()
+	if err := l.Downgrade(w.Context()); err != nil {
+		w.Fatal(err)
+	}
+}
+
+// digest is what a verb is called by.
+func digest(s *script) string { return s.digest.(string) }
+
+// Promises 1, 5 and 6.
+func TestDowngradeLetsReadersInAndNoWriter(t *testing.T) {
+	onOneAndFive(t, func(ns *nodes) {
+		sent := &counter{}
+		m := NewRedlock(ns.process(func(_ int, rc *redis.Client) { rc.AddHook(sent) }), "x")
+		l := ns.lock(m, true)
+		token, id := l.Token(), l.ID()
+		var readers []<-chan *Lock
+		for range 3 {
+			readers = append(readers, ns.later(ns.mutex(), false))
+			time.Sleep(10 * time.Millisecond)
+		}
+		writer := ns.later(ns.mutex(), true)
+		time.Sleep(10 * time.Millisecond)
+		last := ns.later(ns.mutex(), false)
+		time.Sleep(10 * time.Millisecond)
+		sent.reset()
+		start := time.Now()
+		ns.downgrade(l)
+		if n, _ := sent.reset(); n != len(ns.minis) {
+			ns.Errorf("%d commands", n)
+		}
+		for _, r := range readers {
+			ns.unlock(<-r)
+		}
+		if took := time.Since(start); took != 0 {
+			ns.Errorf("it took %v", took)
+		}
+		ns.pending(writer)
+		ns.pending(last)
+		if l.Err() != nil || l.Token() != token || l.ID() != id {
+			ns.Errorf("%v, token %d was %d", l.Err(), l.Token(), token)
+		}
+		for range 100 { // it renews itself
+			time.Sleep(DefaultTTL / 2)
+			if l.Err() != nil || time.Until(l.Until()) < DefaultTTL/4 {
+				ns.Fatal(l.Err(), l.Until())
+			}
+		}
+		ns.pending(writer)
+		ns.unlock(l)
+		w := <-writer
+		if w.Token() <= token {
+			ns.Errorf("token %d after %d", w.Token(), token) // promise 9
+		}
+		ns.pending(last)
+		ns.unlock(w)
+		ns.unlock(<-last)
+		ns.empty()
+	})
+}
+
+// Promise 10: each call that makes no sense says why, and changes nothing.
+func TestDowngradeIsForOneWriter(t *testing.T) {
+	onOneAndFive(t, func(ns *nodes) {
+		m, ctx := ns.mutex(), ns.Context()
+		l := ns.lock(m, true)
+		ns.matches(l.Downgrade(noContext), ErrInvalid)
+		over, cancel := context.WithCancel(ctx)
+		cancel()
+		ns.matches(l.Downgrade(over), context.Canceled)
+		reads, writes := ns.nested(l, m, false), ns.nested(l, m, true)
+		for _, l := range []*Lock{l, reads, writes} {
+			ns.matches(l.Downgrade(ctx), ErrInvalid)
+		}
+		ns.unlock(ns.nested(l, m, true)) // it still writes
+		if ns.try(false) {
+			ns.Error("readers get in")
+		}
+		ns.unlock(writes)
+		ns.matches(writes.Downgrade(ctx), ErrUnlocked)
+		for range 2 {
+			ns.downgrade(l)
+		}
+		synctest.Wait()
+		if ns.try(true) || !ns.try(false) {
+			ns.Error("it is no lock to read")
+		}
+		ns.matches(reads.Downgrade(ctx), ErrInvalid)
+		for _, ctx := range []context.Context{l, reads} {
+			_, err := m.LockContext(ctx)
+			ns.matches(err, ErrUpgrade)
+		}
+		ns.unlock(ns.nested(reads, m, false))
+		ns.unlock(reads)
+		ns.unlock(l)
+		ns.matches(l.Downgrade(ctx), ErrUnlocked)
+		reader := ns.lock(m, false)
+		ns.matches(reader.Downgrade(ctx), ErrInvalid)
+		ns.unlock(reader)
+		ns.empty()
+
+		// The nested one may be what is left.
+		l = ns.lock(m, true)
+		writes = ns.nested(context.WithoutCancel(l), m, true)
+		ns.unlock(l)
+		ns.downgrade(writes)
+		if ns.try(true) || !ns.try(false) {
+			ns.Error("it is no lock to read")
+		}
+		ns.unlock(writes)
+
+		l = ns.lock(m, true)
+		for _, m := range ns.minis {
+			m.FlushAll()
+		}
+		err := l.Downgrade(ctx)
+		ns.matches(err, ErrLockLost)
+		ns.matches(l.Downgrade(ctx), ErrLockLost)
+		time.Sleep(time.Minute)
+	})
+}
+
+// Promises 2 and 4: once it has been sent the lock is one to read, and what becomes
+// of the reply does not matter: it is done in the end, and done once.
+func TestDowngradeOutlivesItsReply(t *testing.T) {
+	for name, fail := range map[string]func(l *faultnet.Link){
+		"reply lost": func(l *faultnet.Link) { l.LoseReply(digest(refreshScript), 1); l.Refuse(true) },
+		"hole":       func(l *faultnet.Link) { l.Hole(true, false) },
+		"down":       func(l *faultnet.Link) { l.Refuse(true); l.Cut() },
+	} {
+		onOneAndFive(t, func(ns *nodes) {
+			m := ns.mutex(WithTTL(time.Minute))
+			l := ns.lock(m, true)
+			synctest.Wait()
+			reader := make(chan *Lock, 1)
+			away := ns.mutex(WithTTL(time.Minute))
+			for _, link := range ns.links {
+				fail(link)
+			}
+			ctx, cancel := context.WithTimeout(ns.Context(), 10*time.Second)
+			err := l.Downgrade(ctx)
+			cancel()
+			if !errors.Is(err, ErrRedis) && !errors.Is(err, context.DeadlineExceeded) {
+				ns.Errorf("%s: %v", name, err)
+			}
+			if _, err := m.TryLockContext(l); !errors.Is(err, ErrUpgrade) || l.Err() != nil {
+				ns.Errorf("%s: %v, %v", name, err, l.Err())
+			}
+			for _, link := range ns.links {
+				heal(link)
+				link.Cut()
+			}
+			go func() { reader <- ns.lock(away, false) }()
+			start := time.Now()
+			r := <-reader
+			if took := time.Since(start); took > 10*time.Second {
+				ns.Errorf("%s: a reader got in after %v", name, took)
+			}
+			if l.Err() != nil || ns.try(true) {
+				ns.Errorf("%s: %v", name, l.Err())
+			}
+			ns.unlock(r)
+			ns.downgrade(l)
+			ns.unlock(l)
+			time.Sleep(time.Second)
+			ns.empty()
+		})
+	}
+}
+
+// Promise 2: it does not prolong the trust in a lock that is cut off.
+func TestDowngradeIntoAHoleIsNoRenewal(t *testing.T) {
+	onOneAndFive(t, func(ns *nodes) {
+		l := ns.lock(ns.mutex(), true)
+		for _, link := range ns.links {
+			link.Hole(true, true)
+		}
+		until := l.Until()
+		if err := l.Downgrade(l); !errors.Is(err, ErrRedis) && !errors.Is(err, ErrLockLost) {
+			ns.Error(err)
+		}
+		<-l.Done()
+		if late := time.Since(until); late > 0 {
+			ns.Errorf("%v too late", late)
+		}
+		ns.matches(l.UnlockContext(ns.Context()), ErrLockLost)
+	})
+}
+
+// An unlock right behind a downgrade that nobody has confirmed frees the lock.
+func TestUnlockAfterALostDowngrade(t *testing.T) {
+	for _, lost := range []bool{true, false} {
+		onOneAndFive(t, func(ns *nodes) {
+			l := ns.lock(ns.mutex(WithTTL(time.Hour)), true)
+			synctest.Wait()
+			for _, link := range ns.links {
+				if lost {
+					link.Refuse(true)
+					link.Cut()
+				} else {
+					link.LoseReply(digest(refreshScript), 1)
+				}
+			}
+			ctx, cancel := context.WithTimeout(ns.Context(), time.Millisecond)
+			_ = l.Downgrade(ctx)
+			cancel()
+			for _, link := range ns.links {
+				heal(link)
+			}
+			l.Unlock()
+			time.Sleep(time.Minute)
+			ns.empty()
+		})
+	}
+}
+
+// A node that the lock does not hold when it is downgraded it enters as a reader.
+func TestNodesNotHeldAreEnteredToRead(t *testing.T) {
+	onNodes(t, 5, func(ns *nodes) {
+		// Somebody else has two of them, which is not enough.
+		clients := ns.process()
+		var minor []*Lock
+		for _, i := range []int{3, 4} {
+			minor = append(minor, ns.lock(NewMutex(clients[i], "x"), true))
+		}
+		m := ns.mutex(WithTTL(time.Minute))
+		l := ns.lock(m, true)
+		synctest.Wait()
+		if held, waiting := ns.holders(); held != 5 || waiting != 2 {
+			ns.Fatalf("held on %d nodes, waited for on %d", held, waiting)
+		}
+		ns.downgrade(l)
+		time.Sleep(time.Second)
+		for i, mini := range ns.minis {
+			if i >= 3 {
+				members, err := mini.ZMembers("{x}:lock-intent")
+				if err != nil || len(members) != 1 || members[0][0] != 'r' {
+					ns.Errorf("node %d: %q waits, %v", i+1, members, err)
+				}
+			} else if mini.Type("x") != "set" {
+				ns.Errorf("node %d: no reader", i+1)
+			}
+		}
+		for _, l := range minor {
+			ns.unlock(l)
+		}
+		time.Sleep(time.Minute)
+		// So it outlives the loss of the others, and one that forgets it is
+		// entered as a reader too.
+		ns.minis[0].FlushAll()
+		time.Sleep(time.Minute)
+		ns.minis[1].FlushAll()
+		time.Sleep(time.Minute)
+		for i, mini := range ns.minis {
+			if members, err := mini.Members("x"); err != nil || len(members) != 1 {
+				ns.Errorf("node %d: %q, %v", i+1, members, err)
+			}
+		}
+		if l.Err() != nil || ns.try(true) || !ns.try(false) {
+			ns.Error(context.Cause(l))
+		}
+		ns.unlock(l)
+		time.Sleep(time.Second)
+		for i, mini := range ns.minis {
+			if mini.Exists("x") || mini.Exists("{x}:lock-intent") {
+				ns.Errorf("node %d: it is not free", i+1)
+			}
+		}
+	})
+}
+
+// It takes a majority to confirm it, and the others go over when they can.
+func TestDowngradeNeedsAMajority(t *testing.T) {
+	onNodes(t, 5, func(ns *nodes) {
+		m := ns.mutex(WithTTL(time.Minute))
+		for down := 1; down <= 3; down++ {
+			l := ns.lock(m, true)
+			synctest.Wait()
+			for _, link := range ns.links[:down] {
+				link.Hole(true, true)
+			}
+			start := time.Now()
+			err := l.Downgrade(ns.Context())
+			if down <= 2 && err != nil || down == 3 && !errors.Is(err, ErrRedis) {
+				ns.Errorf("%d down: %v", down, err)
+			}
+			if took := time.Since(start); took > m.patience {
+				ns.Errorf("%d down: it took %v", down, took)
+			}
+			for _, link := range ns.links {
+				heal(link)
+				link.Cut()
+			}
+			time.Sleep(20 * time.Second)
+			for i, mini := range ns.minis {
+				if mini.Type("x") != "set" {
+					ns.Errorf("%d down: node %d: no reader", down, i+1)
+				}
+			}
+			ns.unlock(l)
+			time.Sleep(3 * time.Minute) // as long as a tombstone stays
+			ns.empty()
+		}
+	})
+}
+
+// Readers that give up while they are granted pass it on, and no ghost is left.
+func TestDowngradeRacesCancelledReaders(t *testing.T) {
+	for _, n := range []int{1, 5} {
+		onNodes(t, n, func(ns *nodes) {
+			random := rand.New(rand.NewPCG(4, uint64(n)))
+			m, far := ns.mutex(), NewRedlock(ns.distant(random, time.Millisecond), "x")
+			for range 50 {
+				l := ns.lock(m, true)
+				var all sync.WaitGroup
+				for range 10 {
+					ctx, cancel := context.WithCancel(ns.Context())
+					all.Go(func() {
+						r, err := far.RLockContext(ctx)
+						if err == nil {
+							ns.unlock(r)
+						} else if !errors.Is(err, context.Canceled) {
+							ns.Error(err)
+						}
+					})
+					time.AfterFunc(100*time.Millisecond+rand.N(6*time.Millisecond), cancel)
+				}
+				time.Sleep(100 * time.Millisecond)
+				writer := ns.later(ns.mutex(), true)
+				time.Sleep(rand.N(6 * time.Millisecond))
+				ns.downgrade(l)
+				all.Wait()
+				ns.unlock(l)
+				start := time.Now()
+				ns.unlock(<-writer)
+				if took := time.Since(start); took > time.Second {
+					ns.Errorf("the writer got in after %v", took)
+				}
+			}
+			time.Sleep(3 * DefaultTTL)
+			ns.empty()
+		})
+	}
+}
+
+// Foreign data in its way is an error that says so, and is left alone.
+func TestDowngradeSaysWhatIsInItsWay(t *testing.T) {
+	inBubble(t, func(w *world) {
+		l := w.lock(NewMutex(w.client(nil), "x"), true)
+		_, _ = w.m.ZAdd("{x}:lease", 1, "mine")
+		w.matches(l.Downgrade(w.Context()), ErrNotLock)
+		<-l.Done()
+		if !errors.Is(context.Cause(l), ErrLockLost) {
+			t.Error(context.Cause(l))
+		}
+		if members, _ := w.m.ZMembers("{x}:lease"); len(members) != 1 || members[0] != "mine" {
+			t.Errorf("%q is left", members)
+		}
+	})
+}
