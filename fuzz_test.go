@@ -1,0 +1,474 @@
+package redismutex
+
+// This file answers: what can a name, or a server gone mad, do to a client?
+// A name is refused, or its keys share a slot. A server is answered by an
+// error: nothing panics or hangs, and nothing is taken for a grant that is none.
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"math/big"
+	"net"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// slot is the hash slot of a key, by the specification of Redis Cluster.
+func slot(key string) uint16 {
+	if open := strings.IndexByte(key, '{'); open >= 0 {
+		if n := strings.IndexByte(key[open+1:], '}'); n > 0 {
+			key = key[open+1 : open+1+n]
+		}
+	}
+	crc := uint16(0) // CRC-16/XMODEM
+	for i := range len(key) {
+		crc ^= uint16(key[i]) << 8
+		for range 8 {
+			crc = crc<<1 ^ crc>>15*0x1021
+		}
+	}
+	return crc % 16384
+}
+
+// The examples of the specification, and what CLUSTER KEYSLOT says of some.
+func TestSlot(t *testing.T) {
+	for key, want := range map[string]uint16{
+		"": 0, "123456789": 0x31c3, "foo": 12182, "foo{}{bar}": 8363,
+		"{user1000}.following": slot("user1000"), "foo{{bar}}zap": slot("{bar"), "foo{bar}{zap}": slot("bar"),
+	} {
+		if got := slot(key); got != want {
+			t.Errorf("%q: slot %d, want %d", key, got, want)
+		}
+	}
+}
+
+// all are the four keys.
+func (k *keys) all() []string { return []string{k.holder, k.intents, k.leases, k.token} }
+
+// keysOf are the keys of a lock, with WithKey unless key is "".
+func keysOf(name, key string) (*keys, error) {
+	m, r := newMutex(name, nil), request{}
+	m.nodes = make([]*endpoint, 1)
+	var opt []LockOption
+	if key != "" {
+		opt = append(opt, WithKey(key))
+	}
+	err := m.complete(&r, opt)
+	return r.keys, err
+}
+
+// tagged matches a key with a hash tag.
+var tagged = regexp.MustCompile(`^[^{]*\{[^}]+\}`)
+
+// fit says whether a lock can have that name.
+func fit(name string) bool {
+	return name != "" && (tagged.MatchString(name) || !strings.Contains(name, "}"))
+}
+
+// Promise 10, and the rule of newKeys: a name is refused, or its keys differ and
+// share a slot. Two locks have a key in common only where their names show it:
+// "x" and "{x}", "{x}" and "{x}:lease".
+func FuzzKeysOfALockShareItsSlot(f *testing.F) {
+	for _, c := range [][3]string{
+		{"x", "", "y"}, {"x", "7", "x:7"}, {"{x}", "lease", "x"}, {"a{x}b", "", "{a{x}b}"}, {"", "k", "x"},
+		{"{}", "", "{}x"}, {"a}", "", "}{a}"}, {"{a", "", "{{a}"}, {"a{", "}", "{a"}, {"a", "{b}", "{a:b}"},
+		{"{x}:lock-intent", "", "{x}"}, {"é\xff\x00", "\r\n", "{é\xff\x00:\r\n}"}, {"{}{x}", "", "{x"},
+	} {
+		f.Add(c[0], c[1], c[2])
+	}
+	f.Fuzz(func(t *testing.T, name, key, other string) {
+		full, ok := name, fit(name)
+		if key != "" {
+			full += ":" + key
+			ok = ok && fit(full)
+		}
+		k, err := keysOf(name, key)
+		if !ok {
+			if problem := matches(err, ErrInvalid); problem != "" {
+				t.Errorf("%q, %q: %s", name, key, problem)
+			}
+			return
+		}
+		if err != nil {
+			t.Fatalf("%q, %q: %v", name, key, err)
+		}
+		all := k.all()
+		if k.holder != full {
+			t.Errorf("%q is locked, want %q", k.holder, full)
+		}
+		for i, one := range all {
+			if slot(one) != slot(full) || slices.Contains(all[:i], one) {
+				t.Errorf("%q: %q: slot %d, want %d, and no key twice", full, all, slot(one), slot(full))
+			}
+			if k.args[i] != one {
+				t.Errorf("%q: the scripts get %q", all, k.args)
+			}
+		}
+
+		// Another lock, and those whose names come close.
+		for _, other := range []string{other, "{" + full + "}", full + ":lease", "{" + full + "}:token", all[1] + other} {
+			o, err := keysOf(other, "")
+			if err != nil || other == full {
+				continue
+			}
+			shown := other == "{"+full+"}" || full == "{"+other+"}" ||
+				slices.Contains(all, other) || slices.Contains(o.all(), full)
+			for _, one := range o.all() {
+				if slices.Contains(all, one) && !shown {
+					t.Errorf("%q and %q share %q", full, other, one)
+				}
+			}
+		}
+	})
+}
+
+// A tape is what a value is made of, byte by byte; behind its end are zeros.
+type tape []byte
+
+func (t *tape) next() (b byte) {
+	if len(*t) > 0 {
+		b, *t = (*t)[0], (*t)[1:]
+	}
+	return b
+}
+
+func (t *tape) text() string {
+	n := min(int(t.next()), len(*t))
+	s := string((*t)[:n])
+	*t = (*t)[n:]
+	return s
+}
+
+// value is what go-redis may make of a reply, errors inside of it included.
+func (t *tape) value(depth int) any {
+	switch t.next() % 10 {
+	case 0, 1, 2:
+		return int64(int8(t.next()))
+	case 3:
+		var n [8]byte
+		for i := range n {
+			n[i] = t.next()
+		}
+		return int64(binary.BigEndian.Uint64(n[:]))
+	case 4:
+		return t.text()
+	case 5:
+		return redis.Nil
+	case 6:
+		return []any{math.NaN(), true, big.NewInt(math.MinInt64), map[any]any{int64(1): "granted"}, int(1)}[t.next()%5]
+	case 7:
+		return errors.New(t.text())
+	case 8:
+		return nil
+	}
+	if depth == 0 {
+		return []any{}
+	}
+	list := make([]any, t.next()%8)
+	for i := range list {
+		list[i] = t.value(depth - 1)
+	}
+	return list
+}
+
+// wire is a value as a server sends it.
+func wire(value any) []byte {
+	switch v := value.(type) {
+	case int64:
+		return fmt.Appendf(nil, ":%d\r\n", v)
+	case string:
+		return fmt.Appendf(nil, "$%d\r\n%s\r\n", len(v), v)
+	case error:
+		return fmt.Appendf(nil, "-%s\r\n", strings.NewReplacer("\r", "", "\n", "").Replace(v.Error()))
+	case nil:
+		return []byte("$-1\r\n")
+	case []any:
+		text := fmt.Appendf(nil, "*%d\r\n", len(v))
+		for _, element := range v {
+			text = append(text, wire(element)...)
+		}
+		return text
+	}
+	return []byte(",nan\r\n")
+}
+
+// Promise 10: what is no reply of a script is an error of Redis, and what is one
+// is in the ranges that prelude.lua names.
+func FuzzParsedRepliesAreInRange(f *testing.F) {
+	for _, seed := range []string{
+		"\x00\x01", "\x00\x00", "\x03\x00\x05\xaf\x31\x07\xa4\x00\x00", "\x05", "\x07\x09WRONGTYPE",
+		"\x09\x03\x00\x01\x00\x05\x00\x00", "\x09\x04\x00\x04\x00\x00\x00\x07\x04\x030 1",
+		"\x09\x05\x00\x02\x00\x7f\x00\x04\x04\x00\x00\xff", "\x09\x03\x00\x07\x04\x05set:k\x00\x00",
+		"\x09\x03\x00\x07\x00\x01\x00\x00", "\x09\x03\x00\x08\x00\x01\x00\x00", "\x09\x03\x00\x01\x00\xff\x00\x00",
+		"\x09\x05\x00\x01\x00\x01\x00\x00\x04\x00\x03\x80", "\x09\x03\x09\x00\x05\x07\x00", "\x06\x03",
+		"\x09\x05\x00\x01\x00\x01\x00\x00\x04\x00\x03\x00\x0e\x35\xfa\x93\x1a\x00\x00", // span
+	} {
+		f.Add([]byte(seed))
+	}
+	f.Fuzz(func(t *testing.T, data []byte) {
+		rest := tape(data)
+		value := rest.value(3)
+		for _, s := range []*script{lockScript, rlockScript, refreshScript, unlockScript} {
+			sent := redis.NewCmd(t.Context())
+			if err, bad := value.(error); bad {
+				sent.SetErr(err)
+			} else {
+				sent.SetVal(value)
+			}
+			r, err := s.parse(sent)
+			if err != nil {
+				if r != (reply{}) || matches(err, ErrRedis) != "" && matches(err, ErrNotLock) != "" {
+					t.Errorf("%#v: %+v, %v", value, r, err)
+				}
+				continue
+			}
+			switch {
+			case r.status < granted || r.status > foreign,
+				r.value < 0, r.status == foreign && r.value != 0,
+				r.data != "" && r.status != foreign,
+				r.last < 0 || r.last >= span:
+				t.Errorf("%#v: %+v", value, r)
+			}
+			if n, short := value.(int64); short && r.status != s.short && (n != 0 || r.status != gone) {
+				t.Errorf("%d: %+v", n, r)
+			}
+		}
+	})
+}
+
+// A mad server answers the calls of scripts by what it was given, and then by
+// the last of it again and again. Each takes it a millisecond.
+type madServer struct {
+	replies [][]byte
+	message string // published once somebody has subscribed
+	hangsUp bool   // when it has answered
+	calls   atomic.Int64
+	begins  int // how many replies it has left out
+}
+
+func (s *madServer) dial(context.Context, string, string) (net.Conn, error) {
+	client, server := net.Pipe()
+	go s.serve(server)
+	return client, nil
+}
+
+func (s *madServer) serve(conn net.Conn) {
+	defer conn.Close()
+	for r := bufio.NewReaderSize(conn, 1<<16); ; {
+		command, err := readCommand(r)
+		if err != nil {
+			return
+		}
+		time.Sleep(time.Millisecond)
+		answer := s.replies[len(s.replies)-1]
+		switch command[0] {
+		case "hello", "client":
+			answer = []byte("-ERR unknown command\r\n")
+		case "subscribe":
+			answer = fmt.Appendf(nil, "*3\r\n$9\r\nsubscribe\r\n$%d\r\n%[2]s\r\n:1\r\n"+
+				"*3\r\n$7\r\nmessage\r\n$%[1]d\r\n%[2]s\r\n$%[3]d\r\n%[4]s\r\n",
+				len(command[1]), command[1], len(s.message), s.message)
+		case "ping":
+			answer = []byte("*2\r\n$4\r\npong\r\n$0\r\n\r\n")
+		case "evalsha", "eval":
+			n := int(s.calls.Add(1)) - 1 + s.begins
+			answer = s.replies[min(n, len(s.replies)-1)]
+		}
+		_, err = conn.Write(answer)
+		if err != nil || s.hangsUp && command[0] != "subscribe" {
+			return
+		}
+	}
+}
+
+// readCommand reads what a client sends: an array of strings.
+func readCommand(r *bufio.Reader) (command []string, err error) {
+	length := func() (n int) {
+		line, e := r.ReadString('\n')
+		if err = e; err == nil {
+			n, err = strconv.Atoi(strings.TrimSpace(line[1:]))
+		}
+		return n
+	}
+	for n := length(); n > 0 && err == nil; n-- {
+		arg := make([]byte, length()+len("\r\n"))
+		if err == nil {
+			_, err = io.ReadFull(r, arg)
+		}
+		command = append(command, string(arg[:len(arg)-2]))
+	}
+	return command, err
+}
+
+// What has to be in a reply, or in a message, if a lock is granted.
+var (
+	grantReply   = regexp.MustCompile(`:\+?0*1\r\n:\+?\d+\r\n:\+?0*[0-7]\r\n|^:\+?0*[1-9]\d*\r\n|\d \d`)
+	grantMessage = regexp.MustCompile(`^\d+ \d`)
+)
+
+// outsized matches what announces more than it can be: go-redis believes it, and
+// makes room. Attributes are of RESP3, which was not asked for.
+var outsized = regexp.MustCompile(`[*%~>$=!]\+?\d{5}|\|`)
+
+// Bits of how a mad server is met.
+const (
+	writing = 1 << iota
+	trying
+	onThree
+	hangingUp
+	inForm  // the replies are tapes, which makes RESP of any bytes
+	inBrief // what is locked is unlocked at once
+)
+
+// Promise 10, and those of LockContext and UnlockContext: whatever servers
+// answer, a call returns in time, with an error that says of what kind it is, or
+// a lock that was granted. When all is over nobody asks any more.
+func FuzzHostileReplies(f *testing.F) {
+	const token = ":1700000000000001\r\n"
+	for _, c := range []struct {
+		how                  byte
+		first, second, third string
+		message              string
+	}{
+		{writing | trying, token, ":1\r\n", ":1\r\n", ""},
+		{writing | trying | onThree, token, token, token, ""},
+		{trying, "*3\r\n:1\r\n:0\r\n:0\r\n", "*3\r\n:1\r\n:0\r\n:0\r\n", ":1\r\n", ""},
+		{writing, "*3\r\n:3\r\n:0\r\n:0\r\n", "*3\r\n:2\r\n:1000\r\n:0\r\n", ":1\r\n", "1700000000000001 2"},
+		{writing, "*3\r\n:3\r\n:0\r\n:0\r\n", "*3\r\n:2\r\n:9223372036854775807\r\n:0\r\n", "", "x"},
+		{writing | onThree, token, "*5\r\n:2\r\n:9\r\n:4\r\n$0\r\n\r\n:1700000000000001\r\n", "*5\r\n:1\r\n:9\r\n:4\r\n$0\r\n\r\n:7\r\n", "8 1"},
+		{trying, "*3\r\n:1\r\n:0\r\n:1\r\n", "*3\r\n:1\r\n:0\r\n:1\r\n", "*3\r\n:1\r\n:0\r\n:1\r\n", ""},
+		{trying, "*3\r\n:7\r\n$6\r\nhash:x\r\n:0\r\n", "$-1\r\n", "_\r\n", ""},
+		{writing, "-NOSCRIPT no\r\n", "-WRONGTYPE no\r\n", "-LOADING no\r\n", ""},
+		{writing | hangingUp, "*3\r\n:1\r\n", "%1\r\n+a\r\n,1.5\r\n", "*1\r\n*1\r\n*1\r\n*0\r\n", ""},
+		{onThree | hangingUp, "", "-MOVED 1 x:1\r\n", "*3\r\n:6\r\n:0\r\n:2\r\n", "0 1 2 3"},
+		{writing | trying, "", "", "", ""},
+		{writing | trying, ":0\r\n", ":0\r\n", ":0\r\n", ""},
+		{writing | inForm, "\x00\x05", "\x00\x01", "\x00\x00", ""},
+		{writing | inBrief, token, "*4\r\n:4\r\n:0\r\n:1\r\n$3\r\n7 1\r\n", ":1\r\n", ""},
+		{writing | inBrief | onThree, token, token, ":0\r\n", ""},
+		{writing | inForm, "\x09\x03\x00\x03\x00\x00\x00\x00", "\x09\x03\x00\x02\x00\x7f\x00\x00", "\x00\x01", "5 2"},
+		{onThree | inForm, "\x09\x05\x00\x01\x00\x09\x00\x04\x04\x00\x00\x00", "\x09\x05\x00\x02\x00\x09\x00\x00\x04\x00\x00\x07",
+			"\x09\x05\x00\x03\x00\x00\x00\x00\x04\x00\x00\x00", ""},
+		{trying | onThree, "*3\r\n:3\r\n:0\r\n:0\r\n", "-ERR no\r\n", "*3\r\n:3\r\n:0\r\n:0\r\n", ""},
+	} {
+		f.Add(c.how, []byte(c.first), []byte(c.second), []byte(c.third), c.message)
+	}
+	f.Fuzz(func(t *testing.T, how byte, first, second, third []byte, message string) {
+		replies := [][]byte{first, second, third}
+		granted := grantMessage.MatchString(message)
+		for i, r := range replies {
+			if how&inForm != 0 {
+				rest := tape(r)
+				r = wire(rest.value(2))
+				replies[i] = r
+			} else if outsized.Match(r) || len(r) > 4096 {
+				t.Skip()
+			}
+			granted = granted || grantReply.Match(r)
+		}
+		synctest.Test(t, func(t *testing.T) { meet(t, how, replies, message, granted) })
+	})
+}
+
+// meet has a client meet mad servers. Time is virtual.
+func meet(t *testing.T, how byte, replies [][]byte, message string, granted bool) {
+	const ttl, timeout = MinTTL, time.Second
+	servers := make([]*madServer, 1)
+	if how&onThree != 0 {
+		servers = make([]*madServer, 3)
+	}
+	t.Cleanup(func() { time.Sleep(time.Second) }) // the servers see that the clients are closed
+	var clients []redis.Scripter
+	for i := range servers {
+		s := &madServer{replies: replies, message: message, hangsUp: how&hangingUp != 0, begins: i}
+		rc := redis.NewClient(&redis.Options{
+			Addr: fmt.Sprintf("10.0.0.%d:6379", i+1), Dialer: s.dial, DialerRetries: 1, Protocol: 2, MaxRetries: -1,
+		})
+		t.Cleanup(func() { rc.Close() })
+		servers[i], clients = s, append(clients, rc)
+	}
+	m := NewRedlock(clients, "x", WithTTL(ttl))
+	if m.ranks != nil {
+		m.ranks = &ranks{clock: time.Now} // no other test is to see what they say
+	}
+	ask := [2][2]func(context.Context, ...LockOption) (*Lock, error){
+		{m.RLockContext, m.LockContext}, {m.TryRLockContext, m.TryLockContext},
+	}[b2i(how&trying != 0)][b2i(how&writing != 0)]
+
+	// bounded has f return in time, with an error that matches one of these, and
+	// no other.
+	bounded := func(what string, f func(context.Context) error, kinds ...error) error {
+		ctx, cancel := context.WithTimeout(t.Context(), timeout)
+		t.Cleanup(cancel)
+		start := time.Now()
+		err := f(ctx)
+		if took := time.Since(start); took > timeout {
+			t.Errorf("%s took %v", what, took)
+		}
+		is := func(kind error) bool { return matches(err, kind) == "" }
+		if err != nil && !slices.ContainsFunc(kinds, is) {
+			t.Errorf("%s: an error of no such kind, or of several: %v", what, err)
+		}
+		return err
+	}
+
+	var l *Lock
+	kinds := []error{ErrRedis, ErrNotLock, context.DeadlineExceeded}
+	if how&trying != 0 {
+		kinds = append(kinds, ErrLock)
+	}
+	err := bounded("lock", func(ctx context.Context) (err error) {
+		l, err = ask(ctx)
+		if how&trying != 0 && how&onThree != 0 && errors.Is(err, ErrLock) && errors.Is(err, ErrRedis) {
+			return ErrLock // the one error that may match both
+		}
+		return err
+	}, kinds...)
+	if err == nil {
+		if !granted {
+			t.Errorf("a lock with token %d that nobody has granted", l.Token())
+		}
+		if l.Token() > math.MaxInt64 && !grantMessage.MatchString(message) {
+			t.Errorf("token %d, which no counter of Redis reaches", l.Token())
+		}
+		if how&inBrief == 0 {
+			time.Sleep(3 * ttl)
+		}
+		if left := time.Until(l.Until()); left > ttl || l.Err() == nil && left <= 0 {
+			t.Errorf("trusted for %v, %v", left, l.Err())
+		}
+		if cause := context.Cause(l); cause != nil && matches(cause, ErrLockLost) != "" {
+			t.Error(cause)
+		}
+		bounded("unlock", l.UnlockContext, ErrLockLost, ErrRedis, context.DeadlineExceeded)
+		if l.Err() == nil {
+			t.Error("the context lives after the unlock")
+		}
+	}
+
+	calls := func() (n int64) {
+		for _, s := range servers {
+			n += s.calls.Load()
+		}
+		return n
+	}
+	time.Sleep(10 * time.Second) // what go-redis still reads, it gives up after 3
+	before := calls()
+	time.Sleep(10 * time.Second)
+	if after := calls(); after != before {
+		t.Errorf("%d calls after all was over", after-before)
+	}
+}
