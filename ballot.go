@@ -219,6 +219,9 @@ func (h *hold) admit(s *stake, start instant, r reply, err error) (next *stake, 
 		next.queue = true
 	case r.status != granted && r.status != waiting:
 		return nil, h.fails(s, void{redisError(fmt.Errorf("unexpected status %d", r.status))})
+	case r.status == granted && s.write && r.value == 0:
+		s.bury = true
+		return nil, h.fails(s, void{redisError(errors.New("a grant without a fencing token"))})
 	case late:
 		s.bury = true
 		return nil, h.fails(s, void{redisError(fmt.Errorf("the reply took longer than the TTL of %v", h.m.ttl))})

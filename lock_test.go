@@ -621,7 +621,7 @@ func (c *tracer) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 
 // Names: the derived keys are in the slot of the lock's key.
 func TestDerivedKeysShareTheSlot(t *testing.T) {
-	for _, name := range []string{"x", "a b", "замок", "a\x00b", strings.Repeat("k", 10_000), "{tag}x", "x{tag}", "{", "a{b", "{{b}", "{a}}b{c}"} {
+	for _, name := range []string{"x", "a b", "замок", "a\x00b", strings.Repeat("k", 10_000), "{tag}x", "x{tag}", "{", "a{b", "{{b}", "{a}}b{c}", "{x}"} {
 		k, err := newKeys(name)
 		if err != nil {
 			t.Errorf("%.20q: %v", name, err)
@@ -633,6 +633,41 @@ func TestDerivedKeysShareTheSlot(t *testing.T) {
 			}
 		}
 	}
+}
+
+// Promise 1: no lock has a key of another one, or the two would grant each other's
+// waiters.
+func TestNoTwoLocksShareAKey(t *testing.T) {
+	seen := map[string]string{}
+	for _, name := range []string{"x", "{x}", "{x}:", "{x}::", "{x}:its", "{x}:its-", "{{x}", "{x", "{x}x", "x{x}"} {
+		k, err := newKeys(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, key := range []string{k.holder, k.intents, k.leases, k.token} {
+			if other, taken := seen[key]; taken {
+				t.Errorf("%q and %q share %q", name, other, key)
+			}
+			seen[key] = name
+		}
+		// Nor can it be named like one.
+		for _, key := range []string{k.intents, k.leases, k.token} {
+			if _, err := newKeys(key); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "another lock") {
+				t.Errorf("%q: %v", key, err)
+			}
+		}
+	}
+	inBubble(t, func(w *world) {
+		rc := w.client(nil)
+		holder := w.lock(NewMutex(rc, "x"), true)
+		next := w.later(NewMutex(rc, "x"), true)
+		other := w.lock(NewMutex(rc, "{x}"), true)
+		w.pending(next)
+		w.unlock(other)
+		w.pending(next)
+		w.unlock(holder)
+		w.unlock(<-next)
+	})
 }
 
 // hashed is the part of a key that its slot is computed from, by the words of

@@ -217,18 +217,27 @@ func newKeys(name string) (*keys, error) {
 	if name == "" {
 		return nil, fmt.Errorf("%w: empty name", ErrInvalid)
 	}
-	base := name
-	if !hasHashTag(name) {
-		if strings.Contains(name, "}") {
-			return nil, fmt.Errorf("%w: name %q: a \"}\" without a hash tag leaves no other key in its slot", ErrInvalid, name)
-		}
-		base = "{" + name + "}"
+	base, tagged := name, hasHashTag(name)
+	switch {
+	case !tagged && strings.Contains(name, "}"):
+		return nil, fmt.Errorf("%w: name %q: a \"}\" without a hash tag leaves no other key in its slot", ErrInvalid, name)
+	case !tagged:
+		base = "{" + name + "}:"
+	case name[0] == '{' && strings.IndexByte(name, '}') == len(name)-1:
+		base += ":its-" // or the keys were those of the lock that has the tag for a name
+	default:
+		base += ":"
 	}
 	k := &keys{
 		holder:  name,
-		intents: base + ":lock-intent",
-		leases:  base + ":lease",
-		token:   base + ":token",
+		intents: base + "lock-intent",
+		leases:  base + "lease",
+		token:   base + "token",
+	}
+	for _, suffix := range []string{"lock-intent", "lease", "token"} {
+		if tagged && (strings.HasSuffix(name, ":"+suffix) || strings.HasSuffix(name, ":its-"+suffix)) {
+			return nil, fmt.Errorf("%w: name %q: with that ending it is a key of another lock", ErrInvalid, name)
+		}
 	}
 	k.args = [4]any{k.holder, k.intents, k.leases, k.token}
 	return k, nil

@@ -146,13 +146,13 @@ func (h *hold) hear(s *stake, r reply, start instant, err error) {
 	}
 }
 
-// errNode takes the place of [ErrRedis] where a majority has answered, so that it
-// is not the fault of those that have not.
+// errNode takes the place of what a minority of the nodes says, so that the error
+// matches what the majority does.
 var errNode = errors.New("failed")
 
 // nodes is the error that names the nodes that say does not hold of, and why.
 func (h *hold) nodes(what string, say func(*stake) bool) error {
-	n, answered := 0, 0
+	n, answered, barred := 0, 0, 0
 	for _, s := range h.stakes {
 		if say(s) {
 			n++
@@ -160,7 +160,11 @@ func (h *hold) nodes(what string, say func(*stake) bool) error {
 		if s.answered() {
 			answered++
 		}
+		if errors.Is(s.why, ErrNotLock) {
+			barred++
+		}
 	}
+	foreign := quorum.Decide(len(h.stakes), 0, barred) == quorum.No
 	majority := quorum.Majority(len(h.stakes))
 	format, args := "%s", []any{fmt.Sprintf("%d of %d nodes %s, %d needed", n, len(h.stakes), what, majority)}
 	for _, s := range h.stakes {
@@ -173,8 +177,11 @@ func (h *hold) nodes(what string, say func(*stake) bool) error {
 		} else if why == nil {
 			why = errors.New("has not answered yet")
 		}
-		if e := (caused{}); errors.As(why, &e) && e.kind == ErrRedis && answered >= majority {
+		switch e := (caused{}); {
+		case errors.As(why, &e) && e.kind == ErrRedis && (foreign || answered >= majority):
 			why = caused{errNode, e.cause}
+		case errors.Is(why, ErrNotLock) && !foreign, why == ErrLock && foreign:
+			why = caused{errNode, why}
 		}
 		format += "; %s: %w"
 		args = append(args, s.named(), why)

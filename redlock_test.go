@@ -318,6 +318,50 @@ func TestMajorityThatFailsIsAnErrorOfRedis(t *testing.T) {
 	}
 }
 
+// Promise 10: no error is of two kinds, but those that errors.go names.
+func TestErrorOfTheNodesIsOfOneKind(t *testing.T) {
+	const ok, refuses, fails, bars = 0, 1, 2, 3
+	for _, c := range []struct {
+		nodes [5]int
+		try   bool
+		want  []error
+	}{
+		{[5]int{bars, fails, fails, fails, ok}, false, []error{ErrRedis}},
+		{[5]int{bars, fails, fails, ok, ok}, true, []error{ErrRedis}},
+		{[5]int{bars, bars, bars, fails, fails}, false, []error{ErrNotLock}},
+		{[5]int{bars, bars, bars, refuses, fails}, true, []error{ErrNotLock}},
+		{[5]int{bars, bars, refuses, refuses, ok}, true, []error{ErrLock}},
+		{[5]int{bars, fails, refuses, refuses, refuses}, true, []error{ErrLock}},
+		{[5]int{bars, bars, fails, fails, refuses}, true, []error{ErrLock, ErrRedis}},
+	} {
+		onNodes(t, 5, func(ns *nodes) {
+			clients := ns.process()
+			for i, what := range c.nodes {
+				switch what {
+				case refuses:
+					ns.lock(NewMutex(clients[i], "x"), true)
+				case fails:
+					ns.links[i].Refuse(true)
+					ns.links[i].Cut()
+				case bars:
+					_, _ = ns.minis[i].Push("x", "somebody's")
+				}
+			}
+			m := ns.mutex()
+			ask := m.LockContext
+			if c.try {
+				ask = m.TryLockContext
+			}
+			_, err := ask(ns.Context())
+			for _, kind := range []error{ErrLock, ErrRedis, ErrNotLock, ErrInvalid, ErrUpgrade} {
+				if errors.Is(err, kind) != slices.Contains(c.want, kind) {
+					ns.Errorf("%v: %v", c.nodes, err)
+				}
+			}
+		})
+	}
+}
+
 // Promise 10: who refuses and who fails is told apart, in one error.
 func TestErrorSaysWhoRefusedAndWhoFailed(t *testing.T) {
 	onNodes(t, 5, func(ns *nodes) {

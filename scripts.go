@@ -220,7 +220,7 @@ func (ep *endpoint) interruptibly(ctx context.Context, s *script, c cmd) (reply,
 func (ep *endpoint) run(ctx context.Context, s *script, c cmd) (reply, error) {
 	r, err := s.parse(ep.eval(ctx, s, c))
 	ep.box.Deliver(r.grants)
-	for more := r.more; more && err == nil; {
+	for n, more := 0, r.more; more && err == nil && n < mostBatches; n++ {
 		var next reply
 		next, err = s.parse(ep.eval(ctx, s, c))
 		more = next.more
@@ -233,6 +233,10 @@ func (ep *endpoint) run(ctx context.Context, s *script, c cmd) (reply, error) {
 	}
 	return r, err
 }
+
+// mostBatches is how often a call is made again to settle more: no server that is
+// in its right mind asks for so much.
+const mostBatches = 10000
 
 // A call is one of many that share a round trip. Each has its own fate.
 type call struct {
@@ -350,7 +354,9 @@ func (s *script) parse(sent *redis.Cmd) (reply, error) {
 		case 1:
 			return reply{status: s.short}, nil
 		}
-		return reply{status: s.short, value: v}, nil
+		if v > 0 {
+			return reply{status: s.short, value: v}, nil
+		}
 	case []any:
 		if len(v) < 3 || len(v) > 5 {
 			break
