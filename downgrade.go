@@ -77,7 +77,6 @@ func (h *hold) toRead(ctx context.Context, l *Lock) (asked []*stake, err error) 
 			h.enterToRead(s)
 		}
 	}
-	h.settle()
 	return asked, nil
 }
 

@@ -353,6 +353,24 @@ func TestEndedLockIsNoReasonToReenter(t *testing.T) {
 	})
 }
 
+// What is unlocked or lost in the very moment is no lock to nest in either.
+func TestNothingNestsInALockThatHasJustEnded(t *testing.T) {
+	inBubble(t, func(w *world) {
+		m := NewMutex(w.client(nil), "x")
+		r := request{ctx: w.Context(), keys: m.keys, write: true}
+		outer := w.lock(m, true)
+		inner := w.nested(outer, m, true)
+		w.unlock(inner)
+		if l, err := inner.nest(r, nil); l != nil || err != nil {
+			t.Errorf("%v, %v", l, err)
+		}
+		outer.hold.until.Store(int64(now()))
+		if l, err := outer.nest(r, nil); l != nil || err != nil {
+			t.Errorf("%v, %v", l, err)
+		}
+	})
+}
+
 // A call whose own context has ended is refused, and a nested lock ends with it. A
 // lock whose parent has ended protects what cleans up, which may lock again.
 func TestNestedLockHasAContextOfItsOwn(t *testing.T) {

@@ -873,6 +873,39 @@ func TestWriterBecomesReaderWithoutAnotherWriterInBetween(t *testing.T) {
 	})
 }
 
+// Promise 5: a writer that has died between readers who wait holds nobody up once
+// the first of them is let in.
+func TestRunOfReadersPassesDeadWriters(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		w, r, dead, r2 := s.writer(), s.reader(), s.writer(), s.reader()
+		s.is(w.enter(), granted)
+		for _, p := range []*party{r, dead, r2} {
+			s.is(p.enter(), waiting)
+		}
+		dead.die()
+		s.is(w.leave(), left)
+		s.held(r, r2)
+	})
+}
+
+// Promise 8: a tombstone alone does not outlive itself, when the waiter with the
+// longest lease has gone from the leases by becoming the writer.
+func TestLeasesLiveNoLongerThanTheLongest(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		w, gone, next := s.writer(), s.party(true, 3*time.Second, firstCome), s.party(true, time.Hour, firstCome)
+		s.is(w.enter(), granted)
+		s.is(gone.enter(), waiting)
+		gone.bury = true
+		s.is(gone.leave(), left)
+		s.is(next.enter(), waiting)
+		s.is(w.leave(), left)
+		s.held(next)
+		if ttl := s.rc.PTTL(context.Background(), s.keys.leases).Val(); ttl > 6*time.Second {
+			s.Errorf("the leases live for %v, a tombstone for 6s", ttl)
+		}
+	})
+}
+
 // Promise 3: its lease is its own from then on, and ends like a reader's.
 func TestLeaseOfADowngradedWriterEnds(t *testing.T) {
 	onBothServers(t, func(s *stage) {

@@ -8,7 +8,8 @@
 --       4 (only of a quorum) score: the rank that the caller has on all nodes,
 --         in µs, less the span of a class (see prelude.lua) in class "1"
 -- Reply the fencing token, an integer, where nobody stands in the way, or as of
---       prelude.lua: granted, waiting, busy, buried or foreign.
+--       prelude.lua: granted, waiting, busy, buried or foreign;
+--       gone for an id that has waited and whose lease has ended.
 
 -- Nobody waits, and there is no lease, or none but tombstones of others and what
 -- nobody holds with: that the holder key is free says the SET.

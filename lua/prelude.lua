@@ -203,11 +203,12 @@ local function readers_in_front()
 end
 
 -- settle hands on what is free: while the head of the intents fits the holders
--- it joins them, or goes, if its lease has ended. So do readers whose lease has
--- ended, who would be all that stands in the way. The messages go out last:
--- nothing of a script is taken back when a command of it fails.
+-- it joins them, or goes, if its lease has ended. Whoever else's has ended goes
+-- first: a reader may be all that stands in the way, or a writer that waits in a
+-- run of readers. The messages go out last: nothing of a script is taken back when
+-- a command of it fails.
 local function settle()
-	if held == 'set' then
+	if held == 'set' or held == 'none' then
 		drop()
 	end
 	while more == 0 do

@@ -24,7 +24,7 @@ if mine and not tombstone then
 	local time = redis.call('TIME')
 	local now = time[1] * 1000 + math.floor(time[2] / 1000)
 	if string.sub(head[1], 1, 1) == 'w' and mailbox and ends and tonumber(ends) > now
-		and (redis.call('ZRANGE', KEYS[3], -1, -1)[1] ~= next or redis.call('EXISTS', KEYS[2]) == 0) then
+		and (redis.call('ZRANGE', KEYS[3], -1, -1)[1] ~= next or redis.call('ZCARD', KEYS[3]) == 1) then
 		local token = redis.call('INCR', KEYS[4])
 		if token ~= 1 then
 			if score then

@@ -1,0 +1,722 @@
+package redismutex
+
+// This file answers: do the scripts do what the model says, whatever comes in
+// whatever order? It cites no rule of a script: internal/model is written from
+// the promises. After every step it compares the reply, the messages, and all
+// that there is on the server, on miniredis in virtual time and on a real Redis.
+//
+// It draws more cases with -rapid.checks, and longer ones with -rapid.steps.
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redismutex/redismutex/internal/model"
+	"github.com/redismutex/redismutex/internal/redistest"
+	"pgregory.net/rapid"
+)
+
+// Promises 1, 3, 4, 5, 6, 7, 8 and 9.
+func TestScriptsDoWhatTheModelSays(t *testing.T) { compare(t, false) }
+
+// The same of one node of several, with ranks and tokens that all nodes agree on.
+func TestScriptsOfAQuorumDoWhatTheModelSays(t *testing.T) { compare(t, true) }
+
+func compare(t *testing.T, quorum bool) {
+	t.Run("miniredis", func(t *testing.T) {
+		checks(t, "100")
+		rapid.Check(t, func(t *rapid.T) {
+			rapid.SyncTest(t, func(t *rapid.T) {
+				_, rc := redistest.Mini(t)
+				g := newRig(rc, quorum)
+				g.pass = func(d int64) { time.Sleep(time.Duration(d) * time.Millisecond) }
+				t.Cleanup(g.listen())
+				t.Repeat(map[string]func(*rapid.T){"step": g.step})
+			})
+		})
+	})
+	t.Run("redis", func(t *testing.T) {
+		checks(t, "300")
+		rc := redistest.Start(t).Client(t)
+		first := newRig(rc, quorum)
+		t.Cleanup(first.listen())
+		rapid.Check(t, func(t *rapid.T) {
+			if err := rc.FlushDB(context.Background()).Err(); err != nil {
+				t.Fatal(err)
+			}
+			g := newRig(rc, quorum)
+			g.inbox, g.blur, g.pass = first.inbox, 3, g.shift
+			t.Repeat(map[string]func(*rapid.T){"step": g.step})
+		})
+	})
+}
+
+// checks draws n cases, where the command line does not say how many.
+func checks(t *testing.T, n string) {
+	said := false
+	flag.Visit(func(f *flag.Flag) { said = said || f.Name == "rapid.checks" })
+	if said {
+		return
+	}
+	f := flag.Lookup("rapid.checks")
+	was := f.Value.String()
+	t.Cleanup(func() { f.Value.Set(was) })
+	f.Value.Set(n)
+}
+
+const box = "redismutex:" // the mailboxes begin with it
+
+// A rig is a server with a lock, and the model of that.
+type rig struct {
+	t      *rapid.T
+	rc     *redis.Client
+	keys   *keys
+	inbox  <-chan *redis.Message
+	pass   func(ms int64) // has time pass
+	quorum bool
+	anchor int64 // when a clock that does not stand still was made to, in ms
+	blur   int64 // ms that a time on the server may be off; 0: its clock stands still in a step
+
+	actors [8]actor
+	last   int // which one of them has acted, which is apt to act again
+	ids    int
+	state  model.State
+	found  snapshot // what was on the server after the last step
+	log    []string
+	over   bool // the case has come to nothing
+}
+
+// An actor enters under one id after the other. An id that it gives up has crashed.
+type actor struct {
+	*stake
+	id, name string
+	model.Op // how it enters
+}
+
+func newRig(rc *redis.Client, quorum bool) *rig {
+	keys, err := newKeys("lock")
+	if err != nil {
+		panic(err)
+	}
+	return &rig{rc: rc, keys: keys, quorum: quorum}
+}
+
+// listen makes the scripts known and opens the mailboxes. It returns what closes
+// them.
+func (g *rig) listen() func() {
+	for _, s := range []*script{lockScript, rlockScript, refreshScript, unlockScript} {
+		if err := g.rc.ScriptLoad(context.Background(), s.source.(string)).Err(); err != nil {
+			panic(err)
+		}
+	}
+	sub, inbox := g.rc.PSubscribe(context.Background(), box+"*"), make(chan *redis.Message, 100)
+	if _, err := sub.Receive(context.Background()); err != nil {
+		panic(err)
+	}
+	go func() { // miniredis publishes only to who reads at the moment
+		defer close(inbox)
+		for {
+			m, err := sub.ReceiveMessage(context.Background())
+			if err != nil {
+				return
+			}
+			inbox <- m
+		}
+	}()
+	g.inbox = inbox
+	return func() { sub.Close() }
+}
+
+// The verbs as often as they are drawn, the simplest first.
+var verbs = []string{
+	"enter", "enter", "enter", "enter", "enter again", "enter again",
+	"leave", "leave", "leave", "keep", "keep", "keep", "keep alone", "downgrade", "pass", "pass", "pass",
+}
+
+// step is one step of the lock, on the server and in the model.
+func (g *rig) step(t *rapid.T) {
+	if g.t = t; g.over {
+		return
+	}
+	g.standStill()
+	verb := rapid.SampledFrom(verbs).Draw(t, "verb")
+	if verb == "pass" {
+		g.wait()
+		return
+	}
+	i := rapid.IntRange(0, len(g.actors)+2).Draw(t, "actor")
+	if i >= len(g.actors) {
+		i = g.last
+	}
+	g.last = i
+	a := &g.actors[i]
+	if a.stake == nil || verb == "enter" {
+		*a = g.actor(string(rune('a' + i%3)))
+	}
+	op := model.Op{ID: a.id, Kind: a.Kind, TTL: a.TTL, Class: a.Class, Rank: a.Rank}
+	holder := g.holder(a.id)
+	if holder != 0 {
+		op.Kind = holder // a writer that has become a reader knows it
+	}
+	switch verb {
+	case "enter", "enter again":
+		op = a.Op
+		script := rlockScript
+		if a.write {
+			script = lockScript
+		}
+		what := "enters to join"
+		if op.Try {
+			what = "tries"
+		}
+		if g.quorum {
+			what += fmt.Sprintf(", rank %d", op.Rank)
+		}
+		g.call(a, op, script, a.enterCmd(op.Try), fmt.Sprintf("%s, class %d, ttl %d", what, op.Class, op.TTL))
+	case "keep":
+		op.Verb = model.Keep
+		what := "keeps as " + string(op.Kind)
+		if g.quorum && op.Kind == model.Writer && rapid.Bool().Draw(t, "raise") {
+			op.Raise = g.rank()
+			what += fmt.Sprintf(", token raised to %d", op.Raise)
+		}
+		g.call(a, op, refreshScript, a.keepCmd(string(op.Kind), uint64(op.Raise)), what)
+	case "keep alone":
+		if a.Kind != model.Writer {
+			t.Skip("only a writer knows that nobody has been let in beside it")
+		}
+		op.Verb, op.Alone = model.Keep, true
+		g.call(a, op, refreshScript, a.keepHoldCmd(), "keeps alone")
+	case "downgrade":
+		if a.Kind != model.Writer || g.waits(a.id) {
+			t.Skip("only who holds asks for it")
+		}
+		op.Verb, op.Kind = model.Keep, model.Reader
+		g.call(a, op, refreshScript, a.keepCmd("r", 0), "becomes a reader")
+	case "leave":
+		op.Verb = model.Leave
+		what := "leaves"
+		if a.bury = rapid.Bool().Draw(t, "bury"); a.bury {
+			op.Bury, what = 2*a.TTL, "leaves a tombstone"
+		}
+		op.Kind = a.Kind // also when it has become a reader, since that may not be known
+		g.call(a, op, unlockScript, a.leaveCmd(), what)
+	}
+}
+
+func (g *rig) actor(mailbox string) actor {
+	g.ids++
+	op := model.Op{
+		ID:   fmt.Sprintf("%s%s:%d", box, mailbox, g.ids),
+		Kind: rapid.SampledFrom([]model.Kind{model.Writer, model.Reader}).Draw(g.t, "kind"),
+		TTL:  rapid.SampledFrom([]int64{3000, 1000, 10_000, 60_000}).Draw(g.t, "ttl"),
+		Try:  rapid.IntRange(0, 4).Draw(g.t, "try") == 4,
+	}
+	m := &RWMutex{ttlArg: fmt.Sprint(op.TTL), buryArg: fmt.Sprint(2 * op.TTL)}
+	if op.Class = max(0, rapid.IntRange(-2, 1).Draw(g.t, "class")); op.Class == 1 {
+		m.order = map[model.Kind]order{model.Writer: writersFirst, model.Reader: readersFirst}[op.Kind]
+	}
+	h := &hold{m: m, keys: g.keys, write: op.Kind == model.Writer}
+	if g.quorum {
+		op.Rank = g.rank()
+		h.ballot = &ballot{score: h.score(op.Rank)}
+	}
+	return actor{&stake{hold: h, write: h.write, id: op.ID}, op.ID, fmt.Sprintf("%c%d of %s", op.Kind, g.ids, mailbox), op}
+}
+
+// rank is that of a request, or of a token: behind any clock, or ahead of it.
+func (g *rig) rank() int64 {
+	return rapid.SampledFrom([]int64{500_000_000_000_000, ahead}).Draw(g.t, "base") + rapid.Int64Range(1, 9).Draw(g.t, "rank")
+}
+
+// holder is the kind of the holder id, 0 if it is none.
+func (g *rig) holder(id string) model.Kind {
+	for _, p := range g.state.Holders {
+		if p.ID == id {
+			return p.Kind
+		}
+	}
+	return 0
+}
+
+func (g *rig) waits(id string) bool {
+	return slices.ContainsFunc(g.state.Queue, func(p model.Participant) bool { return p.ID == id })
+}
+
+// ends is when something ends, the first first, in ms.
+func (g *rig) ends(now model.Time) (ends []int64) {
+	s := g.state.At(now)
+	for _, p := range append(s.Leases(), s.Holders...) {
+		ends = append(ends, p.Ends)
+	}
+	if s.TokenEnds != 0 {
+		ends = append(ends, s.TokenEnds)
+	}
+	slices.Sort(ends)
+	return slices.Compact(ends)
+}
+
+// wait has some time pass: a little, or until something ends, or all.
+func (g *rig) wait() {
+	now := g.time()
+	d := rapid.SampledFrom([]int64{500, 1, 1500, 5000, 0, -1, -2, -3, -4, model.Retention + 1}).Draw(g.t, "ms")
+	if ends := g.ends(now); d <= 0 && len(ends) > 0 {
+		d = ends[min(int(-d), len(ends)-1)] - int64(now)/1000
+		if g.blur == 0 {
+			d += rapid.Int64Range(-1, 1).Draw(g.t, "off")
+		}
+	}
+	if g.blur > 0 {
+		d = (d + tick/2) / tick * tick
+	}
+	if d <= 0 {
+		return
+	}
+	g.note("%d ms pass", d)
+	g.pass(d)
+	for g.blur > 0 && g.near() {
+		g.note("%d ms pass", tick)
+		g.pass(tick)
+	}
+}
+
+// standStill takes back the time that has passed of itself where the clock does not
+// stand still in a step, so that a case is the same when it is run again.
+func (g *rig) standStill() {
+	if g.blur == 0 {
+		return
+	}
+	now := int64(g.time()) / 1000
+	if g.anchor != 0 {
+		g.shift(g.anchor - now)
+	}
+	g.anchor = now
+}
+
+// tick is what times are multiples of, in ms, where the clock does not stand still.
+// Nothing ends then within half a tick of a step.
+const tick = 100
+
+// near says whether something ends about now.
+func (g *rig) near() bool {
+	now := g.time()
+	ends := g.ends(now - tick/2*1000)
+	return len(ends) > 0 && ends[0] < int64(now)/1000+tick/2
+}
+
+// shift has time pass on a server whose clock cannot be set: all ends come nearer.
+func (g *rig) shift(d int64) {
+	if err := shiftScript.Run(context.Background(), g.rc, []string{g.keys.leases}, d).Err(); err != nil {
+		g.t.Fatal(err)
+	}
+	s := &g.state
+	for _, ps := range [][]model.Participant{s.Holders, s.Queue} {
+		for i := range ps {
+			ps[i].Ends -= d
+		}
+	}
+	for id := range s.Graves {
+		s.Graves[id] -= d
+	}
+	s.TokenEnds -= d
+	g.found.shift(d)
+}
+
+var shiftScript = redis.NewScript(endSource + `
+	for _, key in ipairs(redis.call('KEYS', '*')) do
+		redis.call('PEXPIREAT', key, string.format('%d', ends(key) - ARGV[1]))
+	end
+	for _, id in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
+		redis.call('ZINCRBY', KEYS[1], -ARGV[1], id)
+	end
+	return 1`)
+
+// endSource tells when a key ends, -1 if never: PEXPIRETIME came with Redis 7, and
+// before 7.2 the clock moves within a script.
+const endSource = `
+	local function clock()
+		local time = redis.call('TIME')
+		return time[1] * 1000 + math.floor(time[2] / 1000)
+	end
+	local function ends(key)
+		local now, left
+		repeat
+			now, left = clock(), redis.call('PTTL', key)
+		until now == clock()
+		return left < 0 and left or now + left
+	end`
+
+func (g *rig) time() model.Time {
+	now, err := g.rc.Time(context.Background()).Result()
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	return model.Time(now.UnixMicro())
+}
+
+func (g *rig) note(format string, arg ...any) { g.log = append(g.log, fmt.Sprintf(format, arg...)) }
+
+func (g *rig) fail(format string, arg ...any) {
+	g.t.Helper()
+	steps := 0
+	for _, line := range g.log {
+		if line[0] != '\t' {
+			steps++
+		}
+	}
+	g.note(format, arg...)
+	g.t.Fatalf("after %d steps\n\t%s\n", steps, strings.Join(g.log, "\n\t"))
+}
+
+// call has both do it, and compares.
+func (g *rig) call(a *actor, op model.Op, s *script, c cmd, what string) {
+	ctx := context.Background()
+	pipeline := g.rc.Pipeline()
+	begun := pipeline.Time(ctx)
+	sent := c.redis(ctx)
+	_ = pipeline.Process(ctx, sent)
+	ended := pipeline.Time(ctx)
+	look := pipeline.Eval(ctx, snapshotSource, nil)
+	pipeline.Publish(ctx, box, "that is all")
+	_, _ = pipeline.Exec(ctx) // each command has its error
+	messages := g.receive()
+
+	got, err := s.parse(sent)
+	if err != nil {
+		g.fail("%s %s: %v", a.name, what, err)
+	}
+	g.note("%s %s -> %v %d", a.name, what, model.Status(got.status), got.value)
+	now := model.Time(begun.Val().UnixMicro())
+	b := blur{ticks: model.Time(ended.Val().UnixMicro()) - now, ms: g.blur}
+	b.ms += int64(b.ticks) / 1000
+	if b.ms > tick/4 {
+		g.over = true // it has taken too long to tell what should have come out
+		return
+	}
+
+	before, rests := g.state.At(now), g.found.rests(now)
+	var want model.Reply
+	if op.Verb == model.Enter && rests.refuse(op, got.status) {
+		// Its lease has ended, or its tombstone: what is left of them may refuse
+		// it, as an id is not to be used again.
+		g.state, want = g.state.Step(now, model.Op{Verb: model.Settle, Rank: op.Rank})
+		want.Status = model.Status(got.status)
+	} else {
+		g.state, want = g.state.Step(now, op)
+	}
+	b.read = g.state.TokenEnds != before.TokenEnds
+	g.checkReply(op, got, want, b, rests)
+	g.checkMessages(op, messages, got.grants, want.Grants, b)
+	g.found = g.parse(look)
+	if differs := g.found.differs(g.keys, &g.state, now, b); differs != "" {
+		g.fail("%s\n\tfound %+v\n\twant  %+v", differs, g.found, g.state)
+	}
+}
+
+// checkReply allows for what is left of those whose lease has ended: whoever comes
+// behind them looks too soon, or makes way once in vain.
+func (g *rig) checkReply(op model.Op, got reply, want model.Reply, b blur, rests snapshot) {
+	value := got.value == want.Value
+	switch want.Status {
+	case model.Granted:
+		value = b.sameToken(got.value, want.Value)
+	case model.Waiting:
+		value = b.sameMs(got.value, want.Value) || got.value == 0 && len(rests.leases) > 0
+	}
+	preceded := got.preceded == want.Preceded || got.preceded && len(rests.intents) > 0
+	last := got.last == want.Last || got.last == 0 && op.Verb == model.Leave
+	for _, rank := range rests.intents {
+		last = last || got.last == rank || got.last == rank+span
+	}
+	if model.Status(got.status) != want.Status || !value || !preceded || !last || got.more || got.untold {
+		g.fail("got %+v, want %+v", got, want)
+	}
+}
+
+// checkMessages compares those published and the one in a reply, which is to the
+// mailbox of who leaves, with the grants.
+func (g *rig) checkMessages(op model.Op, published []string, carried string, grants []model.Grant, b blur) {
+	all, own := published, mailboxOf(op.ID)+" <- "
+	if carried != "" {
+		all = append(all, own+carried)
+	}
+	if len(all) > 0 {
+		g.note("\tpublished %q, in the reply %q", published, carried)
+	}
+	adoptToken(all, b, grants)
+	want := newsOf(grants)
+	slices.Sort(all)
+	toOwn := slices.ContainsFunc(want, func(m string) bool { return strings.HasPrefix(m, own) })
+	if !slices.Equal(all, want) || (carried != "") != (op.Verb == model.Leave && toOwn) {
+		g.fail("want messages %q, and in the reply of a leave that to its own mailbox", want)
+	}
+}
+
+func mailboxOf(id string) string { return model.Participant{ID: id}.Mailbox() }
+
+// receive returns what was published in this step, as "<mailbox> <- <message>".
+func (g *rig) receive() (messages []string) {
+	for m := range g.inbox {
+		if m.Channel == box {
+			return messages
+		}
+		messages = append(messages, m.Channel+" <- "+m.Payload)
+	}
+	g.t.Fatal("the subscription has ended")
+	return nil
+}
+
+// newsOf is the messages that tell of grants, one for each mailbox (promise 7).
+func newsOf(grants []model.Grant) []string {
+	news := map[string]string{}
+	for _, grant := range grants {
+		mailbox := mailboxOf(grant.ID)
+		if news[mailbox] == "" {
+			news[mailbox] = fmt.Sprintf("%s <- %d", mailbox, grant.Token)
+		}
+		news[mailbox] += " " + strings.TrimPrefix(grant.ID, mailbox+":")
+	}
+	return slices.Sorted(maps.Values(news))
+}
+
+// adoptToken makes a token that was read from the clock, which did not stand still,
+// what the message says.
+func adoptToken(messages []string, b blur, grants []model.Grant) {
+	for i, grant := range grants {
+		for _, m := range messages {
+			var said int64
+			rest, ok := strings.CutPrefix(m, mailboxOf(grant.ID)+" <- ")
+			if n, _ := fmt.Sscan(rest, &said); ok && n == 1 && grant.Token != 0 && b.sameToken(said, grant.Token) {
+				grants[i].Token = said
+			}
+		}
+	}
+}
+
+// A blur is how far a server's times may be off: the clock's ticks, in µs, while a
+// script ran, and ms; and whether a token may have been read from the clock.
+type blur struct {
+	ticks model.Time
+	ms    int64
+	read  bool
+}
+
+func (b blur) sameRank(got, want int64) bool { return got >= want && got <= want+int64(b.ticks) }
+
+func (b blur) sameToken(got, want int64) bool { return got == want || b.read && b.sameRank(got, want) }
+
+func (b blur) sameMs(got, want int64) bool { return got >= want-b.ms && got <= want+b.ms }
+
+// A snapshot is all that is on a server.
+type snapshot struct {
+	writer          string
+	readers         []string
+	intents, leases map[string]int64
+	token           string
+	ends            map[string]int64 // of each key
+	other           []string
+}
+
+// It says what there is in a line of words for each key: name, type, end, contents.
+const snapshotSource = endSource + `
+	local lines = {}
+	for i, key in ipairs(redis.call('KEYS', '*')) do
+		local kind, words = redis.call('TYPE', key).ok, {}
+		if kind == 'string' then
+			words = {redis.call('GET', key)}
+		elseif kind == 'set' then
+			words = redis.call('SMEMBERS', key)
+		elseif kind == 'zset' then
+			words = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
+		end
+		lines[i] = {key, kind, string.format('%d', ends(key)), words}
+	end
+	return lines`
+
+func (g *rig) parse(look *redis.Cmd) snapshot {
+	lines, err := look.Slice()
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	found := snapshot{ends: map[string]int64{}}
+	for _, line := range lines {
+		line := line.([]any)
+		key, kind := line[0].(string), line[1].(string)
+		var words []string
+		for _, word := range line[3].([]any) {
+			words = append(words, word.(string))
+		}
+		found.ends[key], _ = strconv.ParseInt(line[2].(string), 10, 64)
+		switch {
+		case key == g.keys.holder && kind == "string":
+			found.writer = words[0]
+		case key == g.keys.holder && kind == "set":
+			found.readers = words
+			slices.Sort(found.readers)
+		case key == g.keys.intents && kind == "zset":
+			found.intents = g.scores(words)
+		case key == g.keys.leases && kind == "zset":
+			found.leases = g.scores(words)
+		case key == g.keys.token && kind == "string":
+			found.token = words[0]
+		default:
+			found.other = append(found.other, kind+" "+key)
+		}
+	}
+	return found
+}
+
+func (g *rig) scores(words []string) map[string]int64 {
+	scores := map[string]int64{}
+	for i := 0; i < len(words); i += 2 {
+		score, err := strconv.ParseFloat(words[i+1], 64)
+		if err != nil || score != math.Trunc(score) {
+			g.fail("the score of %q is %q", words[i], words[i+1])
+		}
+		scores[words[i]] = int64(score)
+	}
+	return scores
+}
+
+func (s *snapshot) shift(d int64) {
+	for id := range s.leases {
+		s.leases[id] -= d
+	}
+}
+
+// rests is what is left on the server of those whose lease has ended.
+func (s snapshot) rests(now model.Time) (rests snapshot) {
+	rests.leases, rests.intents = map[string]int64{}, map[string]int64{}
+	for id, ends := range s.leases {
+		if ends <= int64(now)/1000 {
+			rests.leases[id] = ends
+		}
+	}
+	for member, rank := range s.intents {
+		if _, dead := rests.leases[member[1:]]; dead {
+			rests.intents[member] = rank
+		}
+	}
+	return rests
+}
+
+// refuse says whether they may be why an enter is refused.
+func (s snapshot) refuse(op model.Op, got status) bool {
+	_, waited := s.intents[string(op.Kind)+op.ID]
+	_, left := s.leases["-"+op.ID]
+	return got == gone && waited || got == buried && left
+}
+
+// differs says where the model and a server differ, apart from the rests of those
+// whose lease has ended. Then the model takes over the times of the server, which
+// are not off by more than the blur.
+func (s snapshot) differs(keys *keys, m *model.State, now model.Time, b blur) string {
+	if len(s.other) > 0 {
+		return fmt.Sprintf("there is %q", s.other)
+	}
+	longest := int64(0)
+	for _, p := range m.Leases() {
+		longest = max(longest, p.Ends)
+	}
+	dead := s.rests(now)
+	s.leases, s.intents = maps.Clone(s.leases), maps.Clone(s.intents)
+	for id := range dead.leases {
+		delete(s.leases, id)
+	}
+	for member := range dead.intents {
+		delete(s.intents, member)
+	}
+	s.readers = slices.DeleteFunc(slices.Clone(s.readers), func(id string) bool {
+		_, is := dead.leases[id]
+		return is
+	})
+	// ms takes over a time, and sees to it that nothing is left of the server's.
+	ms := func(what string, scores map[string]int64, id string, want *int64) string {
+		got, ok := scores[id]
+		if !ok || !b.sameMs(got, *want) {
+			return fmt.Sprintf("%s of %s: %d, want %d", what, id, got, *want)
+		}
+		*want = got
+		delete(scores, id)
+		return ""
+	}
+
+	// The holders.
+	writer, readers := "", []string(nil)
+	for i := range m.Holders {
+		p := &m.Holders[i]
+		if p.Kind == model.Reader {
+			readers = append(readers, p.ID)
+			if differs := ms("lease", s.leases, p.ID, &p.Ends); differs != "" {
+				return differs
+			}
+			continue
+		}
+		writer = p.ID
+		if !b.sameMs(s.ends[keys.holder], p.Ends) {
+			return fmt.Sprintf("the writer's lease ends at %d, want %d", s.ends[keys.holder], p.Ends)
+		}
+		p.Ends = s.ends[keys.holder]
+	}
+	slices.Sort(readers)
+	if s.writer != writer || !slices.Equal(s.readers, readers) {
+		return fmt.Sprintf("held by %q, want %q", append(s.readers, s.writer), append(readers, writer))
+	}
+
+	// Who waits, and the tombstones.
+	for i := range m.Queue {
+		p := &m.Queue[i]
+		member := string(p.Kind) + p.ID
+		rank, ok := s.intents[member]
+		if rank < 0 {
+			rank += span
+		}
+		if !ok || (s.intents[member] < 0) != (p.Class == 1) || !b.sameRank(rank, p.Rank) {
+			return fmt.Sprintf("%s waits with rank %d, want %d", member, s.intents[member], p.Rank)
+		}
+		p.Rank = rank
+		delete(s.intents, member)
+		if differs := ms("lease", s.leases, p.ID, &p.Ends); differs != "" {
+			return differs
+		}
+	}
+	for id, ends := range m.Graves {
+		if differs := ms("tombstone", s.leases, "-"+id, &ends); differs != "" {
+			return differs
+		}
+		m.Graves[id] = ends
+	}
+	if len(s.intents)+len(s.leases) > 0 {
+		return fmt.Sprintf("too much: intents %v, leases %v", s.intents, s.leases)
+	}
+
+	// The token.
+	n, _ := strconv.ParseInt(s.token, 10, 64)
+	if s.token != "" && s.token != strconv.FormatInt(n, 10) || !b.sameToken(n, m.Token) {
+		return fmt.Sprintf("token %q, want %d", s.token, m.Token)
+	}
+	if n != 0 && !b.sameMs(s.ends[keys.token], m.TokenEnds) {
+		return fmt.Sprintf("the token ends at %d, want %d", s.ends[keys.token], m.TokenEnds)
+	}
+	m.Token, m.TokenEnds = n, s.ends[keys.token]
+
+	// How long the keys live: as long as the longest lease (promise 8).
+	for key, ends := range s.ends {
+		if key == keys.token || key == keys.holder && writer != "" {
+			continue
+		}
+		if !b.sameMs(ends, longest) {
+			return fmt.Sprintf("%s lives until %d, want %d", key, ends, longest)
+		}
+	}
+	return ""
+}
