@@ -1,0 +1,141 @@
+// Package mutation answers: would the checkers find a bug? It breaks the library in
+// ways that other locks have been broken in, one at a time, and each has to be
+// caught by the model (TestScripts… of the root package) or by the simulation
+// (internal/sim). A suite that cannot find known bugs proves nothing.
+//
+// Nothing of this is in the library: the broken files are put in place of the true
+// ones by go's -overlay.
+package mutation
+
+import (
+	"context"
+	"encoding/json"
+	"flag"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+)
+
+var run = flag.Bool("mutants", os.Getenv("CI") != "", "break the library in each way, and see whether it is noticed (minutes)")
+
+// A mutant is the library with one thing broken.
+type mutant struct {
+	what     string
+	file     string // from the root of the module
+	old, new string // what is there, once, and what is to be there
+	by       checker
+}
+
+// A checker is a test that should notice.
+type checker struct {
+	pkg, test string
+	flags     []string
+}
+
+var (
+	model = checker{".", "^TestScripts(OfAQuorum)?DoWhatTheModelSays$", []string{"-rapid.nofailfile", "-rapid.shrinktime=1s"}}
+	sim   = checker{"./internal/sim", "^TestSimulation$", nil}
+)
+
+var mutants = []mutant{
+	// Trust.
+	{"trust counts from the reply", "ballot.go", "s = h.entered(s, start, r, err)", "s = h.entered(s, now(), r, err)", sim},
+	{"no timer ends the trust", "keeper.go", "s.hold.over(s, errExpired)", "_ = s", sim},
+	{"a grant message is taken without a look at the lease", "ballot.go", "case s.in && s.granted && s.until() < soon:", "case false:", sim},
+
+	// Leases.
+	{"no lease is ever purged", "lua/prelude.lua", "	if #ended == 0 then\n		return\n	end\n", "	if true then\n		return\n	end\n", model},
+	{"a short lease shortens the keys of all", "lua/enter.lua",
+		"	redis.call('ZADD', LEASES, ends, id)\n	expire()\n	return reply(WAITING",
+		"	redis.call('ZADD', LEASES, ends, id)\n	redis.call('PEXPIREAT', LEASES, ends)\n	redis.call('PEXPIREAT', INTENTS, ends)\n	return reply(WAITING", model},
+	{"a writer that was granted keeps its waiter's lease", "lua/prelude.lua", "	redis.call('ZREM', LEASES, id)\n	if lives(ends)", "	if lives(ends)", model},
+
+	// Once.
+	{"unlock frees whoever holds", "lua/unlock.lua", "if mine and not tombstone then\n", "mine = ARGV[2] == 'w'\nif mine and not tombstone then\n", model},
+	{"an id enters again after it has left", "lua/enter.lua", "if redis.call('ZSCORE', LEASES, '-' .. id) then", "if false then", model},
+	{"whoever is unknown is entered by its keep", "lua/refresh.lua", "elseif lives(redis.call('ZSCORE', LEASES, id)) then", "else", model},
+
+	// Order, and nobody idle.
+	{"an enter overtakes those who wait", "lua/enter.lua", "if more == 0 and not other and (", "if more == 0 and (", model},
+	{"a keep hands nothing on when a lease has ended", "lua/refresh.lua", "drop()\nsettle()\n", "drop()\n", model},
+	{"a leave hands nothing on", "lua/unlock.lua", "settle()\nreturn reply(status)", "return reply(status)", model},
+	{"a downgrade lets the next writer in between", "lua/refresh.lua", "	redis.call('DEL', HOLDER)\n	redis.call('SADD'", "	redis.call('DEL', HOLDER)\n	held = 'none'\n	settle()\n	redis.call('SADD'", model},
+	{"who gives up does not leave", "ballot.go", "	h.phase = given // also if it was granted a moment ago\n	h.partAll()\n", "	h.phase = given\n", sim},
+
+	// Tokens.
+	{"a token is not written back", "lua/prelude.lua", "	redis.call('SET', TOKEN, digits(n), 'PX', RETENTION)\n", "", model},
+	{"nodes with a lower token do not raise it", "ballot.go", "if votes >= quorum.Majority(len(h.stakes)) {", "if highest >= s.token {", sim},
+
+	// Several nodes.
+	{"half of the nodes are a quorum", "internal/quorum/quorum.go", "return n/2 + 1", "return n / 2", sim},
+	{"a majority with a gap counts", "ballot.go", "	if h.phase == held && counted && !h.heldSince(from) {", "	if h.phase == held && counted && !h.majority() {", sim},
+
+	// Nesting.
+	{"the first unlock frees the hold", "hold.go", "	last = h.one == nil && len(h.more) == 0\n", "	last = true\n", sim},
+}
+
+func TestEveryMutantIsCaught(t *testing.T) {
+	if !*run {
+		t.Skip("run with -mutants: it takes some minutes")
+	}
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range mutants {
+		t.Run(strings.ReplaceAll(m.what, " ", "-"), func(t *testing.T) {
+			t.Parallel()
+			out, failed := m.check(t, root)
+			switch {
+			case !failed:
+				t.Errorf("%s: nobody has noticed", m.what)
+			case !fails.MatchString(out) || strings.Contains(out, "[build failed]"):
+				t.Errorf("%s: it is not a test that failed:\n%s", m.what, out)
+			default:
+				t.Log(strings.TrimSpace(says.FindString(out)))
+			}
+		})
+	}
+}
+
+var (
+	fails = regexp.MustCompile(`(?m)^\s*--- FAIL: Test|^panic: `)
+	says  = regexp.MustCompile(`(?m)^\s+\w+_test\.go:\d+: .*`)
+)
+
+// check runs the checker with the mutant in place, and returns what it says.
+func (m mutant) check(t *testing.T, root string) (out string, failed bool) {
+	path := filepath.Join(root, filepath.FromSlash(m.file))
+	source, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(string(source), m.old); n != 1 {
+		t.Fatalf("%s has %q %d times, want once: the mutant has to follow the code", m.file, m.old, n)
+	}
+	dir := t.TempDir()
+	broken, overlay := filepath.Join(dir, filepath.Base(path)), filepath.Join(dir, "overlay.json")
+	list, err := json.Marshal(map[string]any{"Replace": map[string]string{path: broken}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for file, text := range map[string][]byte{
+		broken:  []byte(strings.Replace(string(source), m.old, m.new, 1)),
+		overlay: list,
+	} {
+		if err := os.WriteFile(file, text, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+	defer cancel()
+	args := []string{"test", m.by.pkg, "-count=1", "-timeout=4m", "-failfast", "-overlay=" + overlay, "-run=" + m.by.test}
+	cmd := exec.CommandContext(ctx, "go", append(args, m.by.flags...)...)
+	cmd.Dir = root
+	text, err := cmd.CombinedOutput()
+	return string(text), err != nil
+}
