@@ -40,6 +40,11 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 	t, n := h.askToRead(ctx, asked), len(h.stakes)
 	h.mu.Lock()
 	err = h.usable(l)
+	for _, s := range h.stakes {
+		if !s.write && h.counts(s) { // entered since, as a reader
+			t.yes++
+		}
+	}
 	h.mu.Unlock()
 	if err != nil || quorum.Decide(n, t.yes, 0) == quorum.Yes {
 		return err
@@ -47,8 +52,8 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 	return t.err(ctx, h, "downgrade", "have made the writer a reader")
 }
 
-// toRead makes h one to read, and returns the stakes that hold to write. In place
-// of the others there come readers.
+// toRead makes h one to read, and returns the stakes that hold as writers. In place
+// of those that do not hold there come readers.
 //
 // Each node goes over by itself. One that has not yet lets nobody in, one that has
 // no writer: so there is none from the first to the last.
@@ -70,10 +75,11 @@ func (h *hold) toRead(ctx context.Context, l *Lock) (asked []*stake, err error) 
 	h.write = false
 	for _, s := range h.stakes {
 		switch {
+		case !s.write: // an earlier call has seen to it
 		case s.in && s.granted:
 			s.node().keeper.read(s)
 			asked = append(asked, s)
-		case s.write:
+		default:
 			h.enterToRead(s)
 		}
 	}
@@ -114,9 +120,6 @@ func (s *stake) toRead(ctx context.Context) vote {
 	ep, start := s.node(), now()
 	c := &call{stake: s, script: refreshScript, cmd: s.keepCmd("r", 0)}
 	c.reply, c.err = ep.interruptibly(ctx, c.script, c.cmd)
-	if c.reply.status == foreign {
-		c.err = notLock(c.reply)
-	}
 	if c.err == errInterrupted {
 		ep.keeper.look(s, now()) // on with it in the background
 	} else {

@@ -129,6 +129,7 @@ func TestDowngradeIsForOneWriter(t *testing.T) {
 		ns.unlock(writes)
 
 		l = ns.lock(m, true)
+		time.Sleep(time.Millisecond) // all nodes have granted it, and before they forget it
 		for _, m := range ns.minis {
 			m.FlushAll()
 		}
@@ -323,6 +324,37 @@ func TestDowngradeNeedsAMajority(t *testing.T) {
 	})
 }
 
+// A node that forgets the lock in the very moment is entered as a reader, and counts
+// as one that has gone over, once.
+func TestDowngradeCountsNodesEnteredAnew(t *testing.T) {
+	onNodes(t, 5, func(ns *nodes) {
+		m := ns.mutex(WithTTL(time.Minute))
+		l := ns.lock(m, true)
+		synctest.Wait()
+		down := func(from, to int) {
+			for _, link := range ns.links[from:to] {
+				link.Refuse(true)
+				link.Cut()
+			}
+		}
+		ns.minis[0].FlushAll()
+		ns.minis[1].FlushAll()
+		down(2, 5)
+		for range 2 {
+			ns.matches(l.Downgrade(ns.Context()), ErrRedis)
+			time.Sleep(time.Second) // the two are entered
+		}
+		heal(ns.links[4])
+		ns.downgrade(l)
+		heal(ns.links[3])
+		heal(ns.links[2])
+		time.Sleep(time.Minute)
+		ns.unlock(l)
+		time.Sleep(3 * time.Minute)
+		ns.empty()
+	})
+}
+
 // Readers that give up while they are granted pass it on, and no ghost is left.
 func TestDowngradeRacesCancelledReaders(t *testing.T) {
 	for _, n := range []int{1, 5} {
@@ -362,7 +394,8 @@ func TestDowngradeRacesCancelledReaders(t *testing.T) {
 	}
 }
 
-// Foreign data in its way is an error that says so, and is left alone.
+// Foreign data in its way is an error that says so, and is left alone. If it goes in
+// time the downgrade is done after all.
 func TestDowngradeSaysWhatIsInItsWay(t *testing.T) {
 	inBubble(t, func(w *world) {
 		l := w.lock(NewMutex(w.client(nil), "x"), true)
@@ -375,5 +408,17 @@ func TestDowngradeSaysWhatIsInItsWay(t *testing.T) {
 		if members, _ := w.m.ZMembers("{x}:lease"); len(members) != 1 || members[0] != "mine" {
 			t.Errorf("%q is left", members)
 		}
+		w.m.Del("{x}:lease")
+
+		l = w.lock(NewMutex(w.client(nil), "x"), true)
+		_, _ = w.m.ZAdd("{x}:lease", 1, "mine")
+		w.matches(l.Downgrade(w.Context()), ErrNotLock)
+		time.Sleep(DefaultTTL / 2)
+		w.m.Del("{x}:lease")
+		time.Sleep(DefaultTTL)
+		if l.Err() != nil || w.m.Type("x") != "set" {
+			t.Errorf("%v, %s", context.Cause(l), w.m.Type("x"))
+		}
+		w.unlock(l)
 	})
 }

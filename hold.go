@@ -63,7 +63,8 @@ func (h *hold) open(l *Lock, ctx context.Context) {
 }
 
 // nest makes another lock of the hold that outer is one of, for an owner if there is
-// one. It returns nil if outer is none any more.
+// one. It returns nil if outer has been unlocked or lost. That its parent context has
+// ended is no matter: what cleans up is still protected.
 func (outer *Lock) nest(r request, o *owner) (*Lock, error) {
 	h := outer.hold
 	if h.expired() {

@@ -131,7 +131,7 @@ func (k *keeper) raise(s *stake, token uint64) {
 func (k *keeper) read(s *stake) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	s.reads, s.raises = true, false
+	s.reads = true
 }
 
 // hold makes a stake that stands in the queue one that holds.
@@ -303,8 +303,9 @@ func (k *keeper) answer(c *call, start instant) {
 		return // it has ended, or been unlocked, meanwhile
 	}
 	role := s.role
-	if r.status == foreign && s.reads {
+	if r.status == foreign && s.reads { // a downgrade cannot be done yet
 		err = notLock(r)
+		c.err = err
 	}
 	switch {
 	case err != nil:

@@ -23,15 +23,17 @@ func FromContext(ctx context.Context) (*Lock, bool) {
 // lockKey is what a Lock has itself as the value of.
 type lockKey struct{}
 
-// outer is the lock on the key of r, not ended, that the context of r descends
-// from; or nil.
-func (m *RWMutex) outer(r request) *Lock {
-	for l, ok := FromContext(r.ctx); ok; l, ok = FromContext(l.ctx) {
-		if l.isOn(m, r.keys) && l.live() {
-			return l
+// nested makes a lock nested in the one on the key of r that the context of r
+// descends from, for an owner if there is one. It returns nil if there is no such
+// lock.
+func (m *RWMutex) nested(r request, o *owner) (l *Lock, err error) {
+	outer, ok := FromContext(r.ctx)
+	for ; ok && l == nil && err == nil; outer, ok = FromContext(outer.ctx) {
+		if outer.isOn(m, r.keys) {
+			l, err = outer.nest(r, o)
 		}
 	}
-	return nil
+	return l, err
 }
 
 // isOn says whether l is a lock on that key of those nodes, whatever mutex it is
@@ -48,18 +50,6 @@ func (l *Lock) isOn(m *RWMutex, k *keys) bool {
 		}
 	}
 	return true
-}
-
-// live says whether l has neither been unlocked nor lost. That its parent context
-// has ended is no matter: what cleans up is still protected.
-func (l *Lock) live() bool {
-	h := l.hold
-	if h.expired() {
-		h.expire()
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.phase == held && h.shared(l)
 }
 
 // An owner is one that has asked for a key in this process, by the name that
@@ -80,11 +70,10 @@ var owners struct {
 }
 
 // acquireFor acquires a lock for the owner in r. If the owner has the key already,
-// or has it before its turn comes, the lock is nested in that, or in outer if there
-// is one.
-func (m *RWMutex) acquireFor(r request, outer *Lock) (*Lock, error) {
+// or has it before its turn comes, the lock is nested in that.
+func (m *RWMutex) acquireFor(r request) (*Lock, error) {
 	for {
-		l, nested, err := m.nestedOrNew(r, outer)
+		l, nested, err := m.nestedOrNew(r)
 		if nested || err != nil {
 			return l, err
 		}
@@ -100,9 +89,9 @@ func (m *RWMutex) acquireFor(r request, outer *Lock) (*Lock, error) {
 	}
 }
 
-// nestedOrNew makes a lock nested in outer, or in one that the owner in r has, or a
-// new one, still to be asked for.
-func (m *RWMutex) nestedOrNew(r request, outer *Lock) (l *Lock, nested bool, err error) {
+// nestedOrNew makes a lock nested in one that the context of r or the owner in it has,
+// or a new one, still to be asked for.
+func (m *RWMutex) nestedOrNew(r request) (l *Lock, nested bool, err error) {
 	owners.Lock()
 	defer owners.Unlock()
 	name := ownerName{r.keys.holder, r.owner}
@@ -110,9 +99,7 @@ func (m *RWMutex) nestedOrNew(r request, outer *Lock) (l *Lock, nested bool, err
 	if o == nil {
 		o = &owner{name, map[*Lock]struct{}{}}
 	}
-	if outer != nil {
-		l, err = outer.nest(r, o)
-	}
+	l, err = m.nested(r, o)
 	for other := range o.locks {
 		if l == nil && err == nil && other.isOn(m, r.keys) {
 			l, err = other.nest(r, o)

@@ -137,6 +137,7 @@ func TestOnlyTheSameKeyOnTheSameNodesIsReentrant(t *testing.T) {
 		clients := ns.process()
 		m := NewRedlock(clients, "x")
 		outer := ns.lock(m, true)
+		synctest.Wait() // all nodes have granted it
 		for name, other := range map[string]*RWMutex{
 			"another process": ns.mutex(),
 			"fewer nodes":     NewRedlock(clients[:3], "x"),

@@ -184,17 +184,14 @@ func (m *RWMutex) acquire(r request, opt []LockOption) (*Lock, error) {
 	if err := m.complete(&r, opt); err != nil {
 		return nil, err
 	}
-	outer := m.outer(r)
 	if r.ctx.Err() != nil {
 		return nil, ended(r.ctx, r.keys.holder)
 	}
 	if r.owner != "" {
-		return m.acquireFor(r, outer)
+		return m.acquireFor(r)
 	}
-	if outer != nil {
-		if l, err := outer.nest(r, nil); l != nil || err != nil {
-			return l, err
-		}
+	if l, err := m.nested(r, nil); l != nil || err != nil {
+		return l, err
 	}
 	for {
 		if l, err := m.newLock(r).wait(r.ctx); err != errAgain {

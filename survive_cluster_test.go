@@ -378,7 +378,7 @@ func waits(t *testing.T, c *redistest.ClusterServers, name string) int {
 	rc := c.Client(t)
 	defer rc.Close()
 	n := 0
-	for _, k := range []string{"{" + name + "}:lock-intent", name + ":lock-intent"} {
+	for _, k := range []string{"{" + name + "}:lock-intent", name + ":lock-intent", name + ":its-lock-intent"} {
 		n += int(rc.ZCard(t.Context(), k).Val())
 	}
 	return n
