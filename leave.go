@@ -158,5 +158,9 @@ func (t *tally) err(ctx context.Context, h *hold, call, done string) error {
 		format += "; %s: %w"
 		args = append(args, v.stake.named(), v.err)
 	}
-	return fmt.Errorf(format, args...)
+	err := fmt.Errorf(format, args...)
+	if len(t.errs) == 0 {
+		return redisError(err) // it answers, but makes no sense
+	}
+	return err
 }
