@@ -413,7 +413,7 @@ func (g *rig) call(a *actor, op model.Op, s *script, c cmd, what string) {
 	} else {
 		g.state, want = g.state.Step(now, op)
 	}
-	b.read = g.state.TokenEnds != before.TokenEnds
+	b.read = g.state.Token != before.Token || g.state.TokenEnds != before.TokenEnds
 	g.checkReply(op, got, want, b, rests)
 	g.checkMessages(op, messages, got.grants, want.Grants, b)
 	g.found = g.parse(look)

@@ -565,7 +565,8 @@ func TestTokenIsTheRankWhicheverWayItIsGranted(t *testing.T) {
 }
 
 // The rule of the token, where nobody has a say in it: without a score of its own
-// a script gives the next one, and leaves the counter the time that it has.
+// a script gives the next one, if the clock is behind it, and leaves the counter the
+// time that it has.
 func TestWithoutAScoreTheTokenIsTheNext(t *testing.T) {
 	onBothServers(t, func(s *stage) {
 		single, single2, w, w2 := s.writer(), s.writer(), s.w(ahead+100), s.w(ahead+200)
@@ -810,7 +811,7 @@ func (p *party) others(holds bool) (preceded bool, last int64) {
 
 // fastPaths is where each of them begins.
 var fastPaths = strings.NewReplacer(
-	"if (others == 0 or", "if false and (others == 0 or",
+	"if last and last >= 1e14", "if false and last >= 1e14",
 	"if ARGV[3] == 'join:0' and", "if false and",
 	"if mine and not tombstone then", "if false then",
 )

@@ -12,29 +12,22 @@
 --       gone for an id that has waited and whose lease has ended.
 
 -- Nobody waits, and there is no lease, or none but tombstones of others and what
--- nobody holds with: that the holder key is free says the SET.
+-- nobody holds with: that the holder key is free says the SET. The counter is there,
+-- and not somebody's data.
 local others = redis.call('EXISTS', KEYS[2], KEYS[3])
-if (others == 0 or others == 1 and redis.call('PTTL', KEYS[3]) > 0
+local last = tonumber((redis.pcall('GET', KEYS[4])))
+if last and last >= 1e14
+	and (others == 0 or others == 1 and redis.call('PTTL', KEYS[3]) > 0
 		and not redis.call('ZSCORE', KEYS[3], '-' .. ARGV[1]))
 	and redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
-	local token = redis.pcall('INCR', KEYS[4])
-	if type(token) == 'number' and token >= 1e14 then
-		if not ARGV[4] then
-			return token
-		end
-		-- The caller's proposal; the counter lives a day from now (prelude.lua).
-		token = math.max(token, ARGV[4] % 4e15)
-		redis.call('SET', KEYS[4], string.format('%d', token), 'PX', 86400000)
-		return token
+	-- The next token, as next_token of prelude.lua has it.
+	if not ARGV[4] then
+		local time = redis.call('TIME')
+		return redis.call('INCRBY', KEYS[4], math.max(1, time[1] * 1000000 + time[2] - last))
 	end
-	if token ~= 1 then -- somebody's data: as it was, and out again
-		redis.call('DEL', KEYS[1])
-		if type(token) == 'number' then
-			redis.call('DECR', KEYS[4])
-		end
-	end
-	-- A counter just made gets its seed below, where the holder finds itself
-	-- in place; somebody's data is refused there.
+	local token = math.max(last + 1, ARGV[4] % 4e15)
+	redis.call('SET', KEYS[4], string.format('%d', token), 'PX', 86400000)
+	return token
 end
 
 local kind, mine, score = 'w', false, tonumber(ARGV[4])

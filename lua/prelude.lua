@@ -37,10 +37,12 @@ local HOLDER, INTENTS, LEASES, TOKEN = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 -- server is busy with one script.
 local BATCH = 250
 
--- How long a token counter lives, in ms. A new counter starts at the server's
--- clock in µs, so it goes on above the old one unless that clock has been set
--- back by more than this, or a million grants a second were made. Of a quorum it
--- lives so long after its last use, so that the clocks of the nodes may differ.
+-- How long a token counter lives, in ms. A token is no lower than the server's clock
+-- in µs at the grant (of a quorum: than the rank of the request). So also one that
+-- follows a counter that has expired, was lost in a restart, or is old on a replica
+-- that has taken over, is greater than all before it, unless the clock has been set
+-- back, or a million grants a second were made. Of a quorum it lives so long after
+-- its last use, so that the clocks of the nodes may differ.
 local RETENTION = 86400000
 
 -- No counter of ours is below this: µs since 1970, in the year 1973.
@@ -103,7 +105,11 @@ end
 
 -- next_token is the token of a new writer, who stands at s in the intents.
 local function next_token(s)
-	return seeded(redis.call('INCR', TOKEN), score and s % SPAN)
+	local n = redis.call('INCR', TOKEN)
+	if not score and n > 1 and n < us then
+		n = redis.call('INCRBY', TOKEN, us - n)
+	end
+	return seeded(n, score and s % SPAN)
 end
 
 -- tell notes that id has been granted, for its mailbox: "<token> <n> <n> …".

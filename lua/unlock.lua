@@ -25,12 +25,15 @@ if mine and not tombstone then
 	local now = time[1] * 1000 + math.floor(time[2] / 1000)
 	if string.sub(head[1], 1, 1) == 'w' and mailbox and ends and tonumber(ends) > now
 		and (redis.call('ZRANGE', KEYS[3], -1, -1)[1] ~= next or redis.call('ZCARD', KEYS[3]) == 1) then
-		local token = redis.call('INCR', KEYS[4])
-		if token ~= 1 then
+		local last = tonumber((redis.pcall('GET', KEYS[4])))
+		if last then
+			-- The next token, as next_token of prelude.lua has it.
+			local token
 			if score then
-				-- The proposal of who is next, as next_token of prelude.lua has it.
-				token = math.max(token, head[2] % 4e15)
+				token = math.max(last + 1, head[2] % 4e15)
 				redis.call('SET', KEYS[4], string.format('%d', token), 'PX', 86400000)
+			else
+				token = redis.call('INCRBY', KEYS[4], math.max(1, time[1] * 1000000 + time[2] - last))
 			end
 			redis.call('ZREM', KEYS[3], next)
 			redis.call('SET', KEYS[1], next, 'PXAT', ends)
@@ -41,7 +44,6 @@ if mine and not tombstone then
 			local told = redis.pcall('PUBLISH', mailbox, message)
 			return {4, 0, type(told) == 'table' and 2 or 0} -- left; 2 = untold
 		end
-		redis.call('DEL', KEYS[4]) -- it has to be made with its seed
 	end
 	redis.call('ZADD', KEYS[2], head[2], head[1])
 end

@@ -276,7 +276,7 @@ func (m *machine) admit(p Participant) {
 	if p.Kind == Writer && m.quorum {
 		m.count(m.Token+1, p.Rank)
 	} else if p.Kind == Writer {
-		m.count(m.Token+1, 0)
+		m.count(max(m.Token+1, int64(m.now)), 0)
 	}
 	p.Class, p.Rank = 0, 0
 	m.Holders = append(m.Holders, p)
