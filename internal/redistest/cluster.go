@@ -4,6 +4,7 @@ package redistest
 
 import (
 	"context"
+	"strings"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
@@ -76,6 +77,30 @@ func (c *ClusterServers) Client(tb testing.TB, mutate ...func(*redis.ClusterOpti
 	return rc
 }
 
+// AddReplica starts a replica of the master with that index, which takes its place when that has died. Owner and the
+// migrations know nothing of it: they are for masters that live.
+func (c *ClusterServers) AddReplica(tb testing.TB, of int) *Server {
+	tb.Helper()
+	ctx, master := context.Background(), c.nodes[of]
+	s := Start(tb, "--cluster-enabled", "yes", "--cluster-node-timeout", "2000", "--repl-diskless-sync-delay", "0")
+	n := &node{Server: s, admin: s.Client(tb)}
+	n.id = n.ask(tb, "CLUSTER", "MYID").(string)
+	master.do(tb, "CONFIG", "SET", "repl-diskless-sync-delay", 0)
+	n.do(tb, "CLUSTER", "MEET", "127.0.0.1", master.port)
+	eventually(tb, "the replica knows its master", func() bool {
+		return n.admin.ClusterReplicate(ctx, master.id).Err() == nil
+	})
+	eventually(tb, "it follows, and all who vote know it", func() bool {
+		for _, m := range c.nodes {
+			if !strings.Contains(m.admin.ClusterNodes(ctx).Val(), n.id) {
+				return false
+			}
+		}
+		return fields(n.admin.Info(ctx, "replication").Val())["master_link_status"] == "up"
+	})
+	return s
+}
+
 // Nodes are the masters.
 func (c *ClusterServers) Nodes() []*Server {
 	var servers []*Server
@@ -146,8 +171,8 @@ func (c *ClusterServers) EndMigration(tb testing.TB, slot, to int) {
 	dest.do(tb, "CLUSTER", "SETSLOT", slot, "NODE", dest.id)
 	from.do(tb, "CLUSTER", "SETSLOT", slot, "NODE", dest.id)
 	for _, n := range c.nodes {
-		if n != from && n != dest {
-			n.do(tb, "CLUSTER", "SETSLOT", slot, "NODE", dest.id)
+		if n != from && n != dest { // which is dead by now, or a replica, hears of it later
+			n.admin.Do(context.Background(), "CLUSTER", "SETSLOT", slot, "NODE", dest.id)
 		}
 	}
 	c.owner[slot] = dest

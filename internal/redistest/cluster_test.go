@@ -3,6 +3,7 @@ package redistest
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -57,5 +58,28 @@ func TestClusterHoldsASlotHalfMigrated(t *testing.T) {
 	c.MigrateSlot(t, slot, from)
 	if v, err := rc.MGet(ctx, "{x}a", "{x}b").Result(); err != nil || v[0] != "1" || v[1] != "2" {
 		t.Fatal(v, err)
+	}
+}
+
+func TestClusterReplicaReplacesADeadMaster(t *testing.T) {
+	ctx := t.Context()
+	c := Cluster(t, 3)
+	replica := c.AddReplica(t, 1)
+	rc := c.Client(t)
+	key := "k"
+	for c.Owner(int(rc.ClusterKeySlot(ctx, key).Val())) != 1 {
+		key += "k"
+	}
+	if err := rc.Set(ctx, key, "v", 0).Err(); err != nil {
+		t.Fatal(err)
+	}
+	look := replica.Client(t)
+	eventually(t, "the replica has it", func() bool { return look.DBSize(ctx).Val() == 1 })
+	c.Nodes()[1].Kill()
+	// go-redis asks who is the master of what only once a minute, unless it is redirected.
+	eager := c.Client(t, func(o *redis.ClusterOptions) { o.ClusterStateReloadInterval = 50 * time.Millisecond })
+	eventually(t, "it takes writes", func() bool { return eager.Set(ctx, key, "w", 0).Err() == nil })
+	if v := look.Get(ctx, key).Val(); v != "w" {
+		t.Error(v)
 	}
 }

@@ -6,7 +6,34 @@ import (
 	"os"
 	"os/exec"
 	"runtime"
+	"testing"
 )
+
+// Process is a child process other than a server. Its methods are not safe for concurrent use.
+type Process struct{ process *process }
+
+// Spawn starts the command. It is killed when the test ends, whatever becomes of that.
+func Spawn(tb testing.TB, cmd *exec.Cmd) *Process {
+	tb.Helper()
+	p, err := spawn(cmd)
+	if err != nil {
+		tb.Fatalf("redistest: %v", err)
+	}
+	tb.Cleanup(p.kill)
+	return &Process{p}
+}
+
+// Kill ends the process as a power cut does, and returns when it is gone.
+func (p *Process) Kill() { p.process.kill() }
+
+// Freeze stops the process in its tracks until Thaw. It must be running.
+func (p *Process) Freeze() { p.process.signal(sigStop) }
+
+// Thaw lets a frozen process go on.
+func (p *Process) Thaw() { p.process.signal(sigCont) }
+
+// Exited is closed when the process has ended, and the command knows how.
+func (p *Process) Exited() <-chan struct{} { return p.process.exited }
 
 type process struct {
 	*os.Process
