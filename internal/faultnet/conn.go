@@ -133,9 +133,10 @@ func (c *conn) request(b []byte) (chunk, bool) {
 	c.link.mu.Lock()
 	defer c.link.mu.Unlock()
 	if c.lost(toServer) {
+		c.link.effects.Swallowed++
 		return chunk{}, false
 	}
-	ch := chunk{bytes: b, due: time.Now().Add(c.link.delay), rule: c.link.take(b)}
+	ch := chunk{bytes: b, due: time.Now().Add(c.link.delay), rule: c.link.take(b, toServer)}
 	if ch.rule != nil && ch.rule.fault == holdRequest {
 		ch.gate = ch.rule.gate
 	}
@@ -162,9 +163,18 @@ func (c *conn) reply(b []byte) (chunk, bool) {
 	c.link.mu.Lock()
 	defer c.link.mu.Unlock()
 	if c.lost(toClient) {
+		c.link.effects.Swallowed++
 		return chunk{}, false
 	}
-	return chunk{bytes: b, due: time.Now().Add(c.link.delay), gate: c.replyGate, last: c.loseReply}, true
+	ch := chunk{bytes: b, due: time.Now().Add(c.link.delay), gate: c.replyGate, last: c.loseReply}
+	switch r := c.link.take(b, toClient); {
+	case r == nil:
+	case r.fault == loseMessage:
+		return chunk{}, false
+	default:
+		ch.gate = r.gate
+	}
+	return ch, true
 }
 
 // lost says whether what is sent now vanishes. link.mu is held.

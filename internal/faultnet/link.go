@@ -1,7 +1,7 @@
 // Package faultnet answers: how does the network fail?
 //
 // A Link stands between a client and its server and fails on demand: it delays, swallows, cuts, refuses, and
-// loses or keeps back the one packet a test is about. Its Dial fits go-redis' Options.Dialer. It works with TCP in
+// loses or keeps back the one packet a test is about. Its Effects say which of that has come to anything. Its Dial fits go-redis' Options.Dialer. It works with TCP in
 // real time and, inside a testing/synctest bubble, with an in-memory server in virtual time; there it must be made
 // inside the bubble.
 //
@@ -9,7 +9,8 @@
 // Write of the client. go-redis flushes a command, or a whole pipeline, in one Write, as long as it is smaller
 // than its write buffer (32 KiB). One request uses up one rule, the oldest that matches. A reply is told by its
 // connection alone: what the server sends after the request has been delivered is taken for its reply. That holds
-// wherever requests are not in flight side by side on one connection, as an AutoPipeliner's are.
+// wherever requests are not in flight side by side on one connection, as an AutoPipeliner's are. Those for what the
+// server sends of itself (LoseMessage, HoldMessage) look for their match in one Write of the server.
 package faultnet
 
 import (
@@ -41,6 +42,26 @@ type Link struct {
 	lifted  chan struct{} // closed and replaced when the hole changes: wakes the dials that hang in it
 	refuses bool
 	rules   []*rule // oldest first
+	effects Effects
+}
+
+// Effects count what a link has done to its traffic. A fault that met none has had no effect.
+type Effects struct {
+	Swallowed    int // writes lost in a hole
+	Refused      int // dials
+	Cut          int // connections closed by Cut
+	LostReplies  int // requests whose reply is lost
+	HeldRequests int
+	HeldReplies  int
+	LostMessages int
+	HeldMessages int
+}
+
+// Effects are those until now.
+func (l *Link) Effects() Effects {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.effects
 }
 
 // New makes a link in front of dial; nil stands for a plain net.Dialer.
@@ -75,6 +96,9 @@ func (l *Link) admit(ctx context.Context) error {
 	for {
 		l.mu.Lock()
 		holed, refuses, lifted := l.hole != [2]bool{}, l.refuses, l.lifted
+		if refuses && !holed {
+			l.effects.Refused++
+		}
 		l.mu.Unlock()
 		switch {
 		case holed:
@@ -115,6 +139,7 @@ func (l *Link) Cut() {
 	l.mu.Lock()
 	live := l.live
 	l.live = map[*conn]struct{}{}
+	l.effects.Cut += len(live)
 	l.mu.Unlock()
 	for c := range live {
 		c.hangUp()
@@ -149,6 +174,16 @@ func (l *Link) HoldReply(match string) (release func()) {
 	return l.hold(match, holdReply)
 }
 
+// LoseMessage has the next thing that the server sends and that contains match vanish, and nothing else: a message
+// to a subscriber that got lost, as Redis may lose it.
+func (l *Link) LoseMessage(match string) { l.add(&rule{match: []byte(match), fault: loseMessage}) }
+
+// HoldMessage keeps the next thing that the server sends and that contains match back until release is called, and
+// what the server says later on that connection behind it. Released before it matched, the rule is gone.
+func (l *Link) HoldMessage(match string) (release func()) {
+	return l.hold(match, holdMessage)
+}
+
 // Dials counts the calls of Dial, also those that failed.
 func (l *Link) Dials() int { return int(l.dials.Load()) }
 
@@ -159,7 +194,7 @@ func (l *Link) Live() int {
 	return len(l.live)
 }
 
-// Held counts the connections' directions that are stopped by HoldRequest or HoldReply at this moment. A test in
+// Held counts the connections' directions that are stopped by HoldRequest, HoldReply or HoldMessage at this moment. A test in
 // real time waits for it to rise.
 func (l *Link) Held() int { return int(l.held.Load()) }
 
@@ -176,7 +211,22 @@ const (
 	loseReply fault = iota
 	holdRequest
 	holdReply
+	loseMessage
+	holdMessage
 )
+
+// of is the count of a fault's effects.
+func (e *Effects) of(f fault) *int {
+	return [...]*int{&e.LostReplies, &e.HeldRequests, &e.HeldReplies, &e.LostMessages, &e.HeldMessages}[f]
+}
+
+// direction is that of the bytes that the fault is looked for in.
+func (f fault) direction() int {
+	if f == loseMessage || f == holdMessage {
+		return toClient
+	}
+	return toServer
+}
 
 func (l *Link) add(r *rule) {
 	l.mu.Lock()
@@ -195,13 +245,16 @@ func (l *Link) hold(match string, f fault) (release func()) {
 	})
 }
 
-// take uses up the rule for this request, if there is one. l.mu is held.
-func (l *Link) take(request []byte) *rule {
-	i := slices.IndexFunc(l.rules, func(r *rule) bool { return bytes.Contains(request, r.match) })
+// take uses up the rule for these bytes, if there is one. l.mu is held.
+func (l *Link) take(sent []byte, direction int) *rule {
+	i := slices.IndexFunc(l.rules, func(r *rule) bool {
+		return r.fault.direction() == direction && bytes.Contains(sent, r.match)
+	})
 	if i < 0 {
 		return nil
 	}
 	r := l.rules[i]
 	l.rules = slices.Delete(l.rules, i, i+1)
+	*l.effects.of(r.fault)++
 	return r
 }

@@ -322,6 +322,65 @@ func TestServersEndReachesTheClientAfterItsReplies(t *testing.T) {
 	})
 }
 
+func TestMessageIsLostOrLateByItself(t *testing.T) {
+	bubble(t, func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link) {
+		sub := client(t, m, l).Subscribe(t.Context(), "news")
+		defer sub.Close()
+		_, err := sub.Receive(t.Context())
+		must(t, err)
+		l.LoseMessage("first")
+		release := l.HoldMessage("second")
+		for _, word := range []string{"first", "second", "third"} {
+			m.Publish("news", word)
+			synctest.Wait()
+		}
+		if got, err := sub.ReceiveTimeout(t.Context(), time.Second); !isTimeout(err) {
+			t.Fatalf("%v, %v", got, err)
+		}
+		release()
+		for _, word := range []string{"second", "third"} {
+			got, err := sub.ReceiveMessage(t.Context())
+			if must(t, err); got.Payload != word {
+				t.Fatalf("%q, not %q", got.Payload, word)
+			}
+		}
+		if e := l.Effects(); e.LostMessages != 1 || e.HeldMessages != 1 {
+			t.Fatalf("%+v", e)
+		}
+	})
+}
+
+func TestEffectsCountWhatMetTraffic(t *testing.T) {
+	bubble(t, func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link) {
+		rc := client(t, m, l, impatient)
+		ask := func() { rc.Incr(t.Context(), "k") }
+		ask()
+		l.LoseReply("never sent", 1)
+		if e := l.Effects(); e != (faultnet.Effects{}) {
+			t.Fatalf("%+v", e)
+		}
+		l.LoseReply("incr", 1)
+		ask()
+		for _, hold := range []func(string) func(){l.HoldRequest, l.HoldReply} {
+			release := hold("incr")
+			ask()
+			release()
+		}
+		ask()
+		l.Hole(true, false)
+		ask()
+		l.Hole(false, false)
+		ask()
+		l.Cut()
+		l.Refuse(true)
+		ask()
+		e := l.Effects()
+		if e.LostReplies != 1 || e.HeldRequests != 1 || e.HeldReplies != 1 || e.Swallowed == 0 || e.Cut != 1 || e.Refused == 0 {
+			t.Fatalf("%+v", e)
+		}
+	})
+}
+
 // The same over TCP, in real time: nothing here may depend on the bubble.
 func TestFaultsOverTCP(t *testing.T) {
 	s := redistest.Start(t)
@@ -390,7 +449,8 @@ func TestControlsAreSafeForConcurrentUse(t *testing.T) {
 			func() { release := l.HoldRequest("incr"); time.Sleep(time.Millisecond); release() },
 			func() { release := l.HoldReply("incr"); time.Sleep(time.Millisecond); release() },
 			l.Cut,
-			func() { l.Live(); l.Dials(); l.Held() },
+			func() { l.LoseMessage("of nobody"); l.HoldMessage("PONG")() },
+			func() { l.Live(); l.Dials(); l.Held(); l.Effects() },
 		} {
 			all.Go(func() {
 				for range 50 {

@@ -1,0 +1,166 @@
+package sim
+
+// This file answers: how long is simulated, what was it worth, and how is a failure replayed?
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"maps"
+	"os"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redismutex/redismutex"
+)
+
+var (
+	seed  = flag.Uint64("sim.seed", 1, "what the eras are drawn from")
+	hours = flag.Float64("sim.hours", 0, "how many hours to simulate; 0: 24, under the race detector 3")
+	only  = flag.Int("sim.era", -1, "simulate only the era of this number")
+)
+
+// eraLength is how long an era is. All that is under way, and all leases, end within it.
+const eraLength = 6 * time.Minute
+
+func TestMain(m *testing.M) {
+	debug.SetGCPercent(800)              // a Lua interpreter is made for each call of a script
+	redismutex.SetLog(redismutex.NopLog) // faults are injected by the thousand
+	redis.SetLogger(silence{})
+	os.Exit(m.Run())
+}
+
+type silence struct{}
+
+func (silence) Printf(context.Context, string, ...any) {}
+
+// TestSimulation takes two eras at a time, one that is on one node and one that is on five: these take as long as five
+// of the others, so there are fewer.
+func TestSimulation(t *testing.T) {
+	if *hours == 0 {
+		*hours = 24
+		if raceEnabled {
+			*hours = 3
+		}
+		if testing.Short() {
+			*hours = 1
+		}
+	}
+	eras := int(*hours * float64(time.Hour) / float64(eraLength))
+	first := 0
+	if *only >= 0 {
+		first, eras = *only, 1
+	}
+	sum := &summary{effects: map[string]*effect{}}
+	start := time.Now()
+	t.Run("eras", func(t *testing.T) {
+		for _, nodes := range []int{1, 5} {
+			t.Run(fmt.Sprintf("on %d", nodes), func(t *testing.T) {
+				t.Parallel()
+				for n := first; n < first+eras && !t.Failed(); n++ {
+					if nodesOf(n) == nodes {
+						simulate(t, n, nodes, sum)
+					}
+				}
+			})
+		}
+	})
+	t.Logf("seed %d: %v in %v", *seed, sum, time.Since(start).Round(time.Millisecond))
+	// Half an hour is too short for each fault to meet what it is to break.
+	if !t.Failed() && *only < 0 && *hours >= 3 {
+		for _, name := range sum.idle() {
+			t.Errorf("%q never took effect: a defect of the simulation", name)
+		}
+	}
+}
+
+func nodesOf(era int) int {
+	if era%5 == 4 {
+		return 5
+	}
+	return 1
+}
+
+func simulate(t *testing.T, number, nodes int, sum *summary) {
+	replay := fmt.Sprintf("replay: go test ./internal/sim -run TestSimulation -sim.seed=%d -sim.era=%d -v -count=5", *seed, number)
+	defer func() {
+		if p := recover(); p != nil { // a goroutine that does not end makes synctest panic
+			fmt.Fprintln(os.Stderr, replay)
+			panic(p)
+		}
+	}()
+	// Time may stand still in the bubble, or a waiter may ask without end.
+	defer time.AfterFunc(30*time.Second, func() { fmt.Fprintln(os.Stderr, "an era hangs;", replay) }).Stop()
+	e := newEra(number, nodes, sum)
+	began := time.Now()
+	synctest.Test(t, e.run)
+	for _, wrong := range e.verdict() {
+		t.Error(wrong)
+	}
+	if t.Failed() {
+		t.Logf("era %d, seed %d, %v on %d nodes\n%s", number, *seed, e.mood, nodes, replay)
+	}
+	if testing.Verbose() && *only >= 0 {
+		t.Logf("era %d: %v on %d, %d operations, %v", number, e.mood, nodes, len(e.attempts), time.Since(began).Round(time.Millisecond))
+	}
+}
+
+// A summary is what all eras come to.
+type summary struct {
+	mu                                  sync.Mutex
+	time                                time.Duration
+	eras, ops, granted, lost, undecided int
+	effects                             map[string]*effect
+}
+
+// An effect is how often a fault was injected, and how often that met something.
+type effect struct{ injected, took int }
+
+func (s *summary) injected(name string) {
+	s.count(name, effect{injected: 1})
+}
+
+func (s *summary) took(name string, took bool) {
+	if took {
+		s.count(name, effect{took: 1})
+	}
+}
+
+func (s *summary) count(name string, more effect) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.effects[name]
+	if e == nil {
+		e = &effect{}
+		s.effects[name] = e
+	}
+	e.injected += more.injected
+	e.took += more.took
+}
+
+// idle are the faults that came to nothing.
+func (s *summary) idle() (names []string) {
+	for _, name := range everyFault() {
+		if e := s.effects[name]; e == nil || e.took == 0 {
+			names = append(names, name)
+		}
+	}
+	return names
+}
+
+func (s *summary) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%.1f hours, %d eras, %d operations, %d locks granted, %d of them lost, %d eras not decided by Linearizable",
+		s.time.Hours(), s.eras, s.ops, s.granted, s.lost, s.undecided)
+	b.WriteString("; faults injected, and of these took effect:")
+	for _, name := range slices.Sorted(maps.Keys(s.effects)) {
+		fmt.Fprintf(&b, "\n\t%-40s %7d %7d", name, s.effects[name].injected, s.effects[name].took)
+	}
+	return b.String() + "\n"
+}

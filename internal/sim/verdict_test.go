@@ -1,0 +1,130 @@
+package sim
+
+// This file answers: what was promised in an era, and was it kept?
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/redismutex/redismutex/internal/history"
+)
+
+const (
+	// queueing is how long a request can take to reach the queue, while nothing fails: a few ways to the server and
+	// back, as connections are opened, the scripts are loaded, and the mailbox is subscribed.
+	queueing = 100 * time.Millisecond
+
+	// renewal is how much longer than half a TTL it can take until a holder learns that a server has lost its data.
+	renewal = 2*distance + 100*time.Millisecond
+
+	// doubt is how long after its last sign of life an attempt may still hold something: the longest delay of a
+	// request, and the lease that it is given then.
+	doubt = 3*longest + mostBack
+)
+
+// verdict is what was wrong. It is asked for outside of the bubble, for there Linearizable would have no limit.
+func (e *era) verdict() []string {
+	ops := e.recorder.Ops()
+	e.sum(ops)
+	e.told(ops)
+	for i := range ops {
+		if o := &ops[i]; o.Freed == 0 {
+			o.Freed = max(o.Asked, o.Got, o.Unlocking, o.Ended, o.Until) + int64(doubt)
+		}
+	}
+	e.check(history.Exclusion(ops))
+	e.check(history.Tokens(ops))
+	if e.mood == calm {
+		e.check(history.Order(ops, queueing))
+	}
+	if e.mood == calm || e.mood == tardy && len(e.nodes) == 1 {
+		e.check(e.idle(ops))
+	}
+	if e.mood != lossy && len(e.nodes) == 1 {
+		e.check(history.Linearizable(ops, time.Second))
+	}
+	return e.wrong
+}
+
+func (e *era) check(err error) {
+	switch {
+	case errors.Is(err, history.ErrUndecided):
+		e.summary.mu.Lock()
+		e.undecided++
+		e.summary.mu.Unlock()
+	case err != nil:
+		e.wrong = append(e.wrong, err.Error())
+	}
+}
+
+func (e *era) sum(ops []history.Op) {
+	e.summary.mu.Lock()
+	defer e.summary.mu.Unlock()
+	e.eras++
+	e.ops += len(ops)
+	for i, o := range ops {
+		if o.Got != 0 {
+			e.granted++
+			if !e.attempts[i].confirmed {
+				e.lost++
+			}
+		}
+	}
+}
+
+// told looks whether each lock that was lost had a reason to be, and was told so in time. What it claims to have held
+// since the server lost its data is left out: it could not know.
+func (e *era) told(ops []history.Op) {
+	if e.mood != calm && e.mood != lossy {
+		return
+	}
+	for i := range ops {
+		o, a := &ops[i], e.attempts[i]
+		_, end, ok := o.Hold()
+		if !ok {
+			continue
+		}
+		explained := a.orphan // its context had ended with its parent: when it was lost nobody saw
+		for _, loss := range e.losses {
+			if a.asked > loss.at || end < loss.at {
+				continue
+			}
+			inTime := end <= loss.at+int64(a.ttl/2+renewal)
+			explained = explained || inTime
+			switch certain := len(e.nodes) == 1 && loss.emptied && a.got < loss.at; {
+			case certain && (a.confirmed || !inTime):
+				e.check(fmt.Errorf("not told in time that the server lost it at %v:\n\t%v", time.Duration(loss.at), o))
+			case a.confirmed:
+			case o.Got > loss.at:
+				o.Got = 0 // it may have been granted before
+			default:
+				o.Ended = loss.at
+			}
+		}
+		if a.lost && !explained {
+			e.check(fmt.Errorf("lost for no reason, or told too late:\n\t%v", o))
+		}
+	}
+}
+
+// idle reports somebody who waited while nobody held the lock, through no fault of its own.
+func (e *era) idle(ops []history.Op) error {
+	for i := range ops {
+		o := &ops[i]
+		if o.Got == 0 || e.mood == tardy && e.attempts[i].by.name == late {
+			continue
+		}
+		free := o.Asked
+		for j := range ops {
+			p := &ops[j]
+			if _, to, ok := p.Hold(); ok && p.Key == o.Key && p.Got < o.Got && i != j {
+				free = max(free, to, p.Unlocking) // it is held until then, also when its parent context has ended
+			}
+		}
+		if waited := time.Duration(o.Got - free); waited > queueing {
+			return fmt.Errorf("nobody held it for %v, and one waited:\n\t%v", waited, o)
+		}
+	}
+	return nil
+}
