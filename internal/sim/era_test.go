@@ -61,6 +61,7 @@ type era struct {
 
 	stopping chan struct{}  // closed when the workers are to come to an end
 	faults   sync.WaitGroup // those under way
+	healing  bool           // no more of them begin; guarded by mu
 	workers  sync.WaitGroup // those of living processes
 
 	mu        sync.Mutex
@@ -134,6 +135,9 @@ func (e *era) run(t *testing.T) {
 		e.havoc(t)
 	}
 	time.Sleep(activity - time.Since(e.start))
+	e.mu.Lock()
+	e.healing = true
+	e.mu.Unlock()
 	e.faults.Wait()
 	if e.mood == chaos && e.random.IntN(2) == 0 {
 		e.kill(nil) // whoever waits for it now has only its own renewals to be woken by

@@ -150,6 +150,11 @@ func (p *process) ambush(random *rand.Rand, ttl time.Duration) {
 }
 
 func (p *process) strike(f linkFault, l *faultnet.Link, lasts time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.healing {
+		return
+	}
 	p.injected(f.name)
 	p.faults.Go(func() {
 		before := f.effect(l.Effects())

@@ -207,7 +207,8 @@ func (w *worker) hold(a *attempt, l *redismutex.Lock, cancel context.CancelFunc)
 		w.lives(func() { delete(w.held, a) })
 		w.done(a)
 	}()
-	seen := context.AfterFunc(l, func() { w.lives(a.span.Ended) })
+	span := a.span // a becomes another one with a downgrade
+	seen := context.AfterFunc(l, func() { w.lives(span.Ended) })
 	defer seen()
 	if (l.Token() != 0) != a.write || l.Key() != "sim:"+a.key {
 		w.fail("%v: key %q, token %d", a, l.Key(), l.Token())
