@@ -22,7 +22,7 @@ import (
 
 var (
 	seed  = flag.Uint64("sim.seed", 1, "what the eras are drawn from")
-	hours = flag.Float64("sim.hours", 0, "how many hours to simulate; 0: 24, under the race detector 3")
+	hours = flag.Float64("sim.hours", 0, "how many hours to simulate; 0: 24, under the race detector 1")
 	only  = flag.Int("sim.era", -1, "simulate only the era of this number")
 )
 
@@ -46,7 +46,7 @@ func TestSimulation(t *testing.T) {
 	if *hours == 0 {
 		*hours = 24
 		if raceEnabled {
-			*hours = 3
+			*hours = 1
 		}
 		if testing.Short() {
 			*hours = 1
