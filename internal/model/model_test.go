@@ -30,7 +30,7 @@ func TestOneAfterTheOther(t *testing.T) {
 	s = step(t, s, start, join("b:4", Writer, 9000), Waiting, 2000)
 	s = step(t, s, start, Op{Verb: Leave, ID: "a:1"}, Left, 0, Grant{"a:2", 0}, Grant{"b:3", 0})
 	s = step(t, s, start+2e6, Op{Verb: Keep, ID: "b:4", Kind: Writer, TTL: 1500}, Waiting, 1000)
-	s = step(t, s, start+3e6, Op{Verb: Keep, ID: "b:4", Kind: Writer, TTL: 1500}, Granted, token+1, Grant{"b:4", token + 1})
+	s = step(t, s, start+3e6, Op{Verb: Keep, ID: "b:4", Kind: Writer, TTL: 1500}, Granted, int64(start+3e6), Grant{"b:4", int64(start + 3e6)})
 	s = step(t, s, start+3e6, Op{Verb: Keep, ID: "b:4", Kind: Reader, TTL: 1500}, Granted, 0)
 	s = step(t, s, start+3e6, join("a:5", Reader, 1), Granted, 0)
 	step(t, s, start+3e6+Retention*1000, join("a:6", Writer, 1), Granted, int64(start+3e6+Retention*1000))
