@@ -56,7 +56,7 @@ func (w *world) check(faults []fault, finished int64) {
 	w.must(history.Exclusion(sure))
 	w.must(history.Exclusion(frail))
 	w.must(history.Tokens(sure))
-	w.must(history.Tokens(frail))
+	w.must(history.TokensAfterLoss(frail))
 	if w.kind == standalone {
 		w.must(history.Linearizable(ops, 20*time.Second)) // an error also if it is undecided
 	}

@@ -131,6 +131,14 @@ func TestTokens(t *testing.T) {
 	}.run(t, history.Tokens)
 }
 
+func TestTokensAfterLoss(t *testing.T) {
+	cases{
+		{"granted before the loss, heard of after it", []history.Op{asked(write("a", 20, 30, 7), 10), asked(write("b", 40, 50, 6), 11)}, ""},
+		{"falling", []history.Op{write("a", 10, 20, 7), asked(write("b", 30, 40, 6), 21)}, "fell from 7 to 6"},
+		{"twice", []history.Op{asked(write("a", 10, 20, 7), 1), asked(write("b", 20, 30, 7), 1)}, "twice"},
+	}.run(t, history.TokensAfterLoss)
+}
+
 func TestOrder(t *testing.T) {
 	cases{
 		{"served in order", []history.Op{asked(write("a", 30, 40, 1), 10), asked(write("b", 40, 50, 2), 20)}, ""},
