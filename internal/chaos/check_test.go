@@ -40,7 +40,7 @@ func (w *world) check(faults []fault, finished int64) {
 	w.effects(faults, ops, byClient)
 	w.writes(ops)
 
-	var sure, frail []history.Op
+	var sure, frail, told []history.Op
 	for _, o := range ops {
 		if !slices.Contains(w.config.Frail, o.Key) {
 			sure = append(sure, o)
@@ -52,9 +52,12 @@ func (w *world) check(faults []fault, finished int64) {
 			o.Ended = max(o.Got, to-int64(ttlOf(o)/2+patience))
 		}
 		frail = append(frail, o)
+		if o.Got == 0 || o.Ended > o.Got { // of the others there is no time that they must have had alone
+			told = append(told, o)
+		}
 	}
 	w.must(history.Exclusion(sure))
-	w.must(history.Exclusion(frail))
+	w.must(history.Exclusion(told))
 	w.must(history.Tokens(sure))
 	w.must(history.TokensAfterLoss(frail))
 	if w.kind == standalone {
