@@ -575,16 +575,21 @@ func TestRestartsOneByOneLoseNothing(t *testing.T) {
 
 // A majority that forgets a lock has lost it.
 func TestLockIsLostWhenAMajorityForgetsIt(t *testing.T) {
-	onNodes(t, 5, func(ns *nodes) {
-		l := ns.lock(ns.mutex(), true)
-		synctest.Wait() // on all nodes
-		for _, m := range ns.minis[:3] {
-			m.FlushAll()
-		}
-		time.Sleep(DefaultTTL)
-		ns.matchesLost(context.Cause(l))
-		ns.matches(l.UnlockContext(ns.Context()), ErrLockLost)
-	})
+	// Also if it is learnt of one node after the other, when each has been entered
+	// anew before the next is heard of.
+	for _, apart := range []time.Duration{0, 20 * time.Millisecond} {
+		onNodes(t, 5, func(ns *nodes) {
+			l := ns.lock(ns.mutex(), true)
+			time.Sleep(time.Millisecond) // on all nodes
+			for i, m := range ns.minis[:3] {
+				ns.links[i].SetDelay(time.Duration(i) * apart)
+				m.FlushAll()
+			}
+			time.Sleep(DefaultTTL)
+			ns.matchesLost(context.Cause(l))
+			ns.matches(l.UnlockContext(ns.Context()), ErrLockLost)
+		})
+	}
 }
 
 // Errors while waiting: who stands in the queue outlives the loss of a majority.

@@ -78,6 +78,8 @@ var mutants = []mutant{
 	// Several nodes.
 	{"half of the nodes are a quorum", "internal/quorum/quorum.go", "return n/2 + 1", "return max(1, n/2)", sim},
 	{"nobody makes way for a lower rank", "ballot.go", "if r.preceded && h.phase == wanted && !h.majority() {", "if false {", scenario("TestSplitVotesAreResolvedByRank")},
+	{"a majority with a gap counts", "ballot.go", "	if h.phase == held && counted && !h.heldSince(from) {",
+		"	if h.phase == held && counted && !h.majority() {", scenario("TestLockIsLostWhenAMajorityForgetsIt")},
 
 	// Nesting.
 	{"the first unlock frees the hold", "hold.go", "	last = h.one == nil && len(h.more) == 0\n", "	last = true\n", sim},
