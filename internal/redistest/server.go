@@ -236,9 +236,14 @@ func (s *Server) Thaw() { s.process.signal(sigCont) }
 // eventually waits for what only another process can bring about.
 func eventually(tb testing.TB, what string, holds func() bool) {
 	tb.Helper()
+	within(tb, patience, what, holds)
+}
+
+func within(tb testing.TB, limit time.Duration, what string, holds func() bool) {
+	tb.Helper()
 	for start := time.Now(); !holds(); time.Sleep(10 * time.Millisecond) {
-		if time.Since(start) > patience {
-			tb.Fatalf("redistest: in vain waited %v until %s", patience, what)
+		if time.Since(start) > limit {
+			tb.Fatalf("redistest: in vain waited %v until %s", limit, what)
 		}
 	}
 }
