@@ -32,7 +32,7 @@ var (
 type script struct {
 	source any
 	digest any
-	short  status // what an integer, the value if it is not 1, says in place of a whole reply
+	short  status // what a short reply says: see prelude.lua
 }
 
 // include matches the line where a script puts in another one.
@@ -354,8 +354,15 @@ func (s *script) parse(sent *redis.Cmd) (reply, error) {
 		case 1:
 			return reply{status: s.short}, nil
 		}
-		if v > 0 {
+		switch {
+		case v > 0:
 			return reply{status: s.short, value: v}, nil
+		case s.short == granted:
+			return reply{status: waiting, value: -1 - v}, nil
+		}
+	case string:
+		if s.short == left {
+			return reply{status: left, grants: v}, nil
 		}
 	case []any:
 		if len(v) < 3 || len(v) > 5 {

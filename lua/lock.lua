@@ -15,19 +15,19 @@
 -- nobody holds with: that the holder key is free says the SET. The counter is there,
 -- and not somebody's data.
 local others = redis.call('EXISTS', KEYS[2], KEYS[3])
-local last = tonumber((redis.pcall('GET', KEYS[4])))
-if last and last >= 1e14
-	and (others == 0 or others == 1 and redis.call('PTTL', KEYS[3]) > 0
-		and not redis.call('ZSCORE', KEYS[3], '-' .. ARGV[1]))
-	and redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
-	-- The next token, as next_token of prelude.lua has it.
-	if not ARGV[4] then
-		local time = redis.call('TIME')
-		return redis.call('INCRBY', KEYS[4], math.max(1, time[1] * 1000000 + time[2] - last))
+if others == 0 or others == 1 and redis.call('PTTL', KEYS[3]) > 0
+	and not redis.call('ZSCORE', KEYS[3], '-' .. ARGV[1]) then
+	local last = tonumber((redis.pcall('GET', KEYS[4])))
+	if last and last >= 1e14 and redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
+		-- The next token, as next_token of prelude.lua has it.
+		if not ARGV[4] then
+			local time = redis.call('TIME')
+			return redis.call('INCRBY', KEYS[4], math.max(1, time[1] * 1000000 + time[2] - last))
+		end
+		local token = math.max(last + 1, ARGV[4] % 4e15)
+		redis.call('SET', KEYS[4], string.format('%d', token), 'PX', 86400000)
+		return token
 	end
-	local token = math.max(last + 1, ARGV[4] % 4e15)
-	redis.call('SET', KEYS[4], string.format('%d', token), 'PX', 86400000)
-	return token
 end
 
 local kind, mine, score = 'w', false, tonumber(ARGV[4])

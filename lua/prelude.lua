@@ -15,8 +15,9 @@
 --            enter any more
 --   TOKEN    the last fencing token
 --
--- A reply is {status, value, flags, message, last}, or just 1 for a grant or a leave
--- of which there is nothing more to say. The statuses and their values:
+-- A reply is {status, value, flags, message, last}, or short where there is nothing
+-- more to say: 1 for a grant or a leave, a token for a grant, the message for a
+-- leave, and -1 - ms for who is waiting. The statuses and their values:
 local GRANTED = 1 -- the fencing token, 0 for a reader
 local WAITING = 2 -- ms until the lease in front ends
 local BUSY    = 3 -- 0; a try found others in the way

@@ -1,25 +1,36 @@
--- queue.lua: the fast path of an enter that has to wait: a writer holds, and
--- somebody waits already. Then there is nothing to hand on, and the keys are
--- ours, as the last waiter has a lease in them. It expects the locals kind and score.
-if ARGV[3] == 'join:0' and redis.call('TYPE', KEYS[1]).ok == 'string'
-	and redis.call('GET', KEYS[1]) ~= ARGV[1] then
+-- queue.lua: the fast path of an enter that has to wait: somebody holds, and
+-- somebody waits already. Where that is a writer who waits for readers, or anybody
+-- who waits for a writer, there is nothing to hand on, and the keys are ours, as the
+-- last waiter has a lease in them. It expects the locals kind and score.
+local held = ARGV[3] == 'join:0' and redis.call('TYPE', KEYS[1]).ok
+if held == 'set' or held == 'string' and (kind == 'r' or redis.call('GET', KEYS[1]) ~= ARGV[1]) then
 	local last = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')
 	local leases = last[1] and redis.call('ZMSCORE', KEYS[3], string.sub(last[1], 2), '-' .. ARGV[1])
 	if leases and leases[1] and not leases[2] then
 		local time = redis.call('TIME')
 		local us = time[1] * 1000000 + time[2]
 		local now = math.floor(us / 1000)
-		local ends = string.format('%d', now + ARGV[2])
 		local rank = score or math.max(us, last[2] + 1)
-		if rank > tonumber(last[2])
+		-- Among readers: it is none of them, the lease of none has ended, and the
+		-- head waits for them to leave.
+		if rank > tonumber(last[2]) and (held == 'string'
+				or redis.call('SISMEMBER', KEYS[1], ARGV[1]) == 0
+				and redis.call('ZCOUNT', KEYS[3], 0, now) == 0
+				and string.sub(redis.call('ZRANGE', KEYS[2], 0, 0)[1], 1, 1) == 'w')
 			and redis.call('ZADD', KEYS[2], 'NX', string.format('%d', rank), kind .. ARGV[1]) == 1 then
-			redis.call('ZADD', KEYS[3], ends, ARGV[1])
-			if now + redis.call('PTTL', KEYS[3]) < tonumber(ends) then
-				redis.call('PEXPIREAT', KEYS[3], ends)
-				redis.call('PEXPIREAT', KEYS[2], ends)
+			local ends = now + ARGV[2]
+			local expiry = string.format('%d', ends)
+			redis.call('ZADD', KEYS[3], expiry, ARGV[1])
+			-- The keys live at least as long as the last waiter's lease.
+			if tonumber(leases[1]) < ends and now + redis.call('PTTL', KEYS[3]) < ends then
+				redis.call('PEXPIREAT', KEYS[3], expiry)
+				redis.call('PEXPIREAT', KEYS[2], expiry)
+				if held == 'set' then
+					redis.call('PEXPIREAT', KEYS[1], expiry)
+				end
 			end
 			local wait = math.max(leases[1] - now, 0)
-			return score and {2, wait, 0, '', rank} or {2, wait, 0} -- waiting
+			return score and {2, wait, 0, '', rank} or -1 - wait -- waiting
 		end
 	end
 end

@@ -24,7 +24,8 @@ if mine and not tombstone then
 	local time = redis.call('TIME')
 	local now = time[1] * 1000 + math.floor(time[2] / 1000)
 	if string.sub(head[1], 1, 1) == 'w' and mailbox and ends and tonumber(ends) > now
-		and (redis.call('ZRANGE', KEYS[3], -1, -1)[1] ~= next or redis.call('ZCARD', KEYS[3]) == 1) then
+		and (now + redis.call('PTTL', KEYS[3]) > tonumber(ends)
+			or redis.call('ZRANGE', KEYS[3], -1, -1)[1] ~= next or redis.call('ZCARD', KEYS[3]) == 1) then
 		local last = tonumber((redis.pcall('GET', KEYS[4])))
 		if last then
 			-- The next token, as next_token of prelude.lua has it.
@@ -39,13 +40,29 @@ if mine and not tombstone then
 			redis.call('SET', KEYS[1], next, 'PXAT', ends)
 			local message = string.format('%d', token) .. ' ' .. n
 			if mailbox == string.match(ARGV[1], '^(.*):%d+$') then
-				return {4, 0, 0, message} -- left
+				return score and {4, 0, 0, message} or message -- left
 			end
 			local told = redis.pcall('PUBLISH', mailbox, message)
-			return {4, 0, type(told) == 'table' and 2 or 0} -- left; 2 = untold
+			return type(told) ~= 'table' and 1 or {4, 0, 2} -- left; 2 = untold
 		end
 	end
 	redis.call('ZADD', KEYS[2], head[2], head[1])
+end
+
+-- A reader, where nobody waits, or a writer does, no lease has ended, and other
+-- readers stay: nothing is to be handed on. Unless its lease is the longest, as before.
+if ARGV[2] == 'r' and not tombstone and not score and redis.call('TYPE', KEYS[1]).ok == 'set' then
+	local head = redis.call('ZRANGE', KEYS[2], 0, 0)[1]
+	local time = redis.call('TIME')
+	local now = time[1] * 1000 + math.floor(time[2] / 1000)
+	local behind = (not head or string.sub(head, 1, 1) == 'w' and redis.call('SCARD', KEYS[1]) > 1)
+		and redis.call('ZREVRANK', KEYS[3], ARGV[1])
+	if behind and (behind > 0 or redis.call('ZCARD', KEYS[3]) == 1)
+		and redis.call('ZCOUNT', KEYS[3], 0, now) == 0
+		and redis.call('SREM', KEYS[1], ARGV[1]) == 1 then
+		redis.call('ZREM', KEYS[3], ARGV[1])
+		return 1 -- left
+	end
 end
 
 -- include prelude.lua
