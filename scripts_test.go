@@ -768,6 +768,23 @@ func TestForeignSetIsNotJoined(t *testing.T) {
 	})
 }
 
+// Nor where nobody waits, but a lease of ours is left.
+func TestForeignSetIsNotJoinedBesideATombstone(t *testing.T) {
+	ctx := context.Background()
+	onBothServers(t, func(s *stage) {
+		gave := s.reader()
+		gave.bury = true
+		s.is(gave.leave(), gone)
+		s.rc.SAdd(ctx, s.keys.holder, "data")
+		before := s.dump()
+		s.is(s.reader().enter(), foreign)
+		s.is(s.reader().try(), foreign)
+		if after := s.dump(); after != before {
+			s.Errorf("before %s, after %s", before, after)
+		}
+	})
+}
+
 // dump is all the data there is, but not how long it lives.
 func (s *stage) dump() string {
 	ctx := context.Background()
@@ -815,6 +832,40 @@ func TestBatchesAreMovedToTheEnd(t *testing.T) {
 		s.is(next.try(), granted)
 		s.held(next)
 	})
+}
+
+// Promise 5: where the one who moved a batch does not go on, whoever comes next does.
+func TestWhoeverComesNextMovesTheRest(t *testing.T) {
+	for name, comes := range map[string]func(s *stage, holder *party) cmd{
+		"enter": func(s *stage, _ *party) cmd { return s.reader().enterCmd(false) },
+		"leave": func(s *stage, holder *party) cmd { return holder.leaveCmd() },
+		"keep":  func(s *stage, holder *party) cmd { return holder.keepCmd("r", 0) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx := context.Background()
+			onBothServers(t, func(s *stage) {
+				verb := map[string]*script{"enter": rlockScript, "leave": unlockScript, "keep": refreshScript}[name]
+				w := s.writer()
+				s.is(w.enter(), granted)
+				first := s.reader()
+				s.is(first.enter(), waiting)
+				for range 600 {
+					s.is(s.reader().enter(), waiting)
+				}
+				once := func(verb *script, c cmd) {
+					if r := first.must(verb.parse(s.ep.eval(ctx, verb, c))); !r.more {
+						s.Errorf("%+v, want more", r)
+					}
+				}
+				once(unlockScript, w.leaveCmd())
+				waited := s.rc.ZCard(ctx, s.keys.intents).Val()
+				once(verb, comes(s, first))
+				if waits := s.rc.ZCard(ctx, s.keys.intents).Val(); waits > waited-200 {
+					s.Errorf("%d wait, of %d", waits, waited)
+				}
+			})
+		})
+	}
 }
 
 // A tombstone is there for two TTLs: meanwhile those whom it does not concern are

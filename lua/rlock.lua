@@ -22,7 +22,7 @@ if redis.call('EXISTS', KEYS[2]) == 0 then
 			redis.call('PEXPIREAT', KEYS[3], ends)
 			redis.call('PEXPIREAT', KEYS[1], ends)
 		end
-		return ARGV[4] and {1, 0, 0, '', 0} or 1 -- granted
+		return 1 -- granted
 	end
 end
 
