@@ -785,6 +785,24 @@ func TestForeignSetIsNotJoinedBesideATombstone(t *testing.T) {
 	})
 }
 
+// Nor does anyone join a queue that is none, whoever holds.
+func TestForeignQueueIsNotJoined(t *testing.T) {
+	ctx := context.Background()
+	onBothServers(t, func(s *stage) {
+		for _, holder := range []*party{s.writer(), s.reader()} {
+			s.is(holder.enter(), granted)
+			s.rc.ZAdd(ctx, s.keys.intents, redis.Z{Score: 1, Member: "data"})
+			before := s.dump()
+			s.is(s.writer().enter(), foreign)
+			s.is(s.reader().enter(), foreign)
+			if after := s.dump(); after != before {
+				s.Errorf("before %s, after %s", before, after)
+			}
+			s.rc.FlushDB(ctx)
+		}
+	})
+}
+
 // dump is all the data there is, but not how long it lives.
 func (s *stage) dump() string {
 	ctx := context.Background()
