@@ -1,0 +1,90 @@
+package redismutex
+
+// This file answers: what does a script cost the server? Its time is nearly that of
+// the commands that it runs, so those are counted, on a real Redis.
+
+import (
+	"context"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/redismutex/redismutex/internal/redistest"
+)
+
+func TestHotScriptsRunFewCommands(t *testing.T) {
+	keys, err := newKeys("lock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rc := redistest.Start(t).Client(t)
+	s := &stage{T: t, rc: rc, ep: endpointOf(rc), keys: keys}
+	costs := func(what string, most int, call func()) {
+		t.Helper()
+		if err := rc.ConfigResetStat(context.Background()).Err(); err != nil {
+			t.Fatal(err)
+		}
+		call()
+		if n := s.commands(); n > most {
+			t.Errorf("%s: %d commands, want no more than %d", what, n, most)
+		}
+	}
+	enter := func(p *party, want status) func() { return func() { t.Helper(); s.is(p.enter(), want) } }
+	leave := func(p *party) func() { return func() { t.Helper(); s.is(p.leave(), left) } }
+	fresh := s.writer()
+	s.is(fresh.enter(), granted) // the scripts are learnt, the counter is made
+	s.is(fresh.leave(), left)
+
+	w := s.writer()
+	costs("a writer enters", 5, enter(w, granted))
+	costs("it leaves", 3, leave(w))
+
+	// From writer to writer. What some of them do not do depends on the clock.
+	w = s.writer()
+	s.is(w.enter(), granted)
+	var queue []*party
+	for range 20 {
+		next := s.writer()
+		queue = append(queue, next)
+		if len(queue) == 1 {
+			s.is(next.enter(), waiting)
+			continue
+		}
+		costs("a writer waits", 11, enter(next, waiting))
+	}
+	for _, next := range queue {
+		costs("a writer hands on", 11, leave(w))
+		w = next
+	}
+	s.is(w.leave(), left)
+
+	// Readers among themselves, and where a writer waits.
+	first, second, third := s.reader(), s.reader(), s.reader()
+	costs("the first reader enters", 8, enter(first, granted))
+	costs("another reader enters", 10, enter(second, granted))
+	s.is(third.enter(), granted)
+	costs("a reader leaves", 8, leave(first))
+	waits, behind := s.writer(), s.reader()
+	s.is(waits.enter(), waiting)
+	costs("a reader waits behind a writer", 14, enter(behind, waiting))
+	costs("a reader leaves others, and a writer waits", 8, leave(second))
+	s.is(third.leave(), left)
+	s.held(waits)
+	costs("a reader waits for a writer", 10, enter(s.reader(), waiting))
+	costs("a writer is kept", 2, func() { s.is(waits.keepHold(), granted) })
+}
+
+// commands is how many commands scripts have run since the statistics began.
+func (s *stage) commands() (n int) {
+	for line := range strings.Lines(s.rc.Info(context.Background(), "commandstats").Val()) {
+		name, rest, _ := strings.Cut(strings.TrimPrefix(line, "cmdstat_"), ":")
+		var calls int
+		if _, err := fmt.Sscanf(rest, "calls=%d", &calls); err != nil {
+			continue
+		}
+		if name != "evalsha" && name != "eval" && !strings.HasPrefix(name, "config") && name != "info" {
+			n += calls
+		}
+	}
+	return n
+}
