@@ -51,6 +51,8 @@ func TestHotScriptsRunFewCommands(t *testing.T) {
 			continue
 		}
 		costs("a writer waits", 11, enter(next, waiting))
+		rc.ZIncrBy(context.Background(), keys.leases, -1000, next.id) // a second ago
+		costs("it is kept", 12, func() { s.is(next.keep(), waiting) })
 	}
 	for _, next := range queue {
 		costs("a writer hands on", 11, leave(w))

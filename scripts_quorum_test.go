@@ -824,6 +824,7 @@ var fastPaths = [][2]string{
 	{"if redis.call('EXISTS', KEYS[2]) == 0 then", "if false then"},
 	{"if mine and not tombstone then", "if false then"},
 	{"if ARGV[2] == 'r' and not tombstone", "if false"},
+	{"if (held == 'string' or held == 'set') and", "if false and"},
 }
 
 // slowed is a script without its fast paths.
@@ -846,7 +847,7 @@ func TestFastPathsAgreeWithTheSlow(t *testing.T) {
 	ctx := context.Background()
 	slow := map[*script]*script{
 		lockScript: slowed(t, lockScript, 2), rlockScript: slowed(t, rlockScript, 2),
-		refreshScript: refreshScript, unlockScript: slowed(t, unlockScript, 2),
+		refreshScript: slowed(t, refreshScript, 1), unlockScript: slowed(t, unlockScript, 2),
 	}
 	onBothServers(t, func(s *stage) {
 		keys, err := newKeys("slow")

@@ -20,6 +20,34 @@ if #KEYS == 1 then
 	return 0
 end
 
+-- A waiter, behind a writer, or behind readers for whom a writer waits; and no lease
+-- has ended: nothing is to be handed on.
+local held = not ARGV[4] and redis.call('TYPE', KEYS[1]).ok
+if (held == 'string' or held == 'set') and redis.call('PTTL', KEYS[1]) >= 0 then
+	local place = redis.call('ZRANK', KEYS[2], ARGV[3] .. ARGV[1])
+	local time = redis.call('TIME')
+	local now = time[1] * 1000 + math.floor(time[2] / 1000)
+	local ends, front = now + ARGV[2], nil
+	local expiry = string.format('%d', ends)
+	if place and redis.call('ZCOUNT', KEYS[3], 0, now) == 0
+		and (held == 'string' or string.sub(redis.call('ZRANGE', KEYS[2], 0, 0)[1], 1, 1) == 'w')
+		and redis.call('ZADD', KEYS[3], 'XX', 'GT', 'CH', expiry, ARGV[1]) == 1 then
+		if now + redis.call('PTTL', KEYS[3]) < ends then
+			for i = held == 'set' and 1 or 2, 3 do
+				redis.call('PEXPIREAT', KEYS[i], expiry)
+			end
+		end
+		if place > 0 then
+			front = redis.call('ZSCORE', KEYS[3], string.sub(redis.call('ZRANGE', KEYS[2], place - 1, place - 1)[1], 2))
+		elseif held == 'set' then
+			front = redis.call('ZRANGE', KEYS[3], 0, 0, 'WITHSCORES')[2]
+		else
+			front = now + redis.call('PTTL', KEYS[1])
+		end
+		return -1 - math.max((front or now) - now, 0) -- waiting
+	end
+end
+
 local mine, score = false, tonumber(ARGV[4])
 
 -- include prelude.lua
