@@ -854,21 +854,27 @@ func TestBatchesAreMovedToTheEnd(t *testing.T) {
 
 // Promise 5: where the one who moved a batch does not go on, whoever comes next does.
 func TestWhoeverComesNextMovesTheRest(t *testing.T) {
-	for name, comes := range map[string]func(s *stage, holder *party) cmd{
-		"enter": func(s *stage, _ *party) cmd { return s.reader().enterCmd(false) },
-		"leave": func(s *stage, holder *party) cmd { return holder.leaveCmd() },
-		"keep":  func(s *stage, holder *party) cmd { return holder.keepCmd("r", 0) },
+	for name, comes := range map[string]func(s *stage, holder, waiter *party) cmd{
+		"enter":            func(s *stage, _, _ *party) cmd { return s.reader().enterCmd(false) },
+		"leave":            func(_ *stage, holder, _ *party) cmd { return holder.leaveCmd() },
+		"keep":             func(_ *stage, holder, _ *party) cmd { return holder.keepCmd("r", 0) },
+		"keep of a waiter": func(_ *stage, _, waiter *party) cmd { return waiter.keepCmd("r", 0) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx := context.Background()
 			onBothServers(t, func(s *stage) {
-				verb := map[string]*script{"enter": rlockScript, "leave": unlockScript, "keep": refreshScript}[name]
+				verb := map[string]*script{"enter": rlockScript, "leave": unlockScript}[name]
+				if verb == nil {
+					verb = refreshScript
+				}
 				w := s.writer()
 				s.is(w.enter(), granted)
 				first := s.reader()
 				s.is(first.enter(), waiting)
+				last := first
 				for range 600 {
-					s.is(s.reader().enter(), waiting)
+					last = s.reader()
+					s.is(last.enter(), waiting)
 				}
 				once := func(verb *script, c cmd) {
 					if r := first.must(verb.parse(s.ep.eval(ctx, verb, c))); !r.more {
@@ -877,13 +883,26 @@ func TestWhoeverComesNextMovesTheRest(t *testing.T) {
 				}
 				once(unlockScript, w.leaveCmd())
 				waited := s.rc.ZCard(ctx, s.keys.intents).Val()
-				once(verb, comes(s, first))
+				s.rc.ZIncrBy(ctx, s.keys.leases, -1000, last.id) // it has waited for a second
+				once(verb, comes(s, first, last))
 				if waits := s.rc.ZCard(ctx, s.keys.intents).Val(); waits > waited-200 {
 					s.Errorf("%d wait, of %d", waits, waited)
 				}
 			})
 		})
 	}
+}
+
+// Promise 3: whose lease is gone is given no other by a keep.
+func TestKeepMakesNoLease(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		holder, waiter := s.writer(), s.writer()
+		s.is(holder.enter(), granted)
+		s.is(waiter.enter(), waiting)
+		s.is(s.writer().enter(), waiting)
+		s.rc.ZRem(context.Background(), s.keys.leases, waiter.id)
+		s.is(waiter.keep(), gone)
+	})
 }
 
 // A tombstone is there for two TTLs: meanwhile those whom it does not concern are
