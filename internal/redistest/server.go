@@ -51,8 +51,25 @@ func Start(tb testing.TB, args ...string) *Server {
 // start is Start with a configuration file, which has to come first on the command line.
 func start(tb testing.TB, conf, args []string) *Server {
 	tb.Helper()
-	binary := findBinary(tb)
-	dir := tb.TempDir()
+	s, err := open(findBinary(tb), tb.TempDir(), conf, args)
+	if err != nil {
+		tb.Fatalf("redistest: no server: %v", err)
+	}
+	tb.Cleanup(s.Kill)
+	return s
+}
+
+// Open is Start for a program that is no test: the server's log is in dir, and the caller kills it. The kernel does
+// where the program dies first.
+func Open(dir string, args ...string) (*Server, error) {
+	binary, err := lookBinary()
+	if err != nil {
+		return nil, err
+	}
+	return open(binary, dir, nil, args)
+}
+
+func open(binary, dir string, conf, args []string) (s *Server, err error) {
 	var command []string
 	if cpus := os.Getenv("REDISTEST_CPU"); cpus != "" {
 		command = append(command, "taskset", "-c", cpus) // which becomes the server: the pid stays
@@ -60,25 +77,21 @@ func start(tb testing.TB, conf, args []string) *Server {
 	command = append(command, binary)
 	command = append(command, conf...)
 	command = append(command, "--bind", "127.0.0.1", "--dir", dir, "--save", "", "--appendonly", "no")
-	s := &Server{command: append(command, args...), log: filepath.Join(dir, "log")}
-	tb.Cleanup(s.Kill)
-
-	var err error
+	s = &Server{command: append(command, args...), log: filepath.Join(dir, "log")}
 	for range 5 {
 		if s.port, err = freePort(); err != nil {
 			continue
 		}
 		if err = s.launch(); err == nil {
-			return s
+			return s, nil
 		}
 	}
-	tb.Fatalf("redistest: no server: %v", err)
-	return nil
+	return nil, err
 }
 
 func findBinary(tb testing.TB) string {
 	tb.Helper()
-	binary, err := exec.LookPath(cmp.Or(os.Getenv("REDISTEST_SERVER"), "redis-server"))
+	binary, err := lookBinary()
 	if err == nil {
 		return binary
 	}
@@ -87,6 +100,10 @@ func findBinary(tb testing.TB) string {
 	}
 	tb.Skipf("redistest: needs a redis-server in PATH or in REDISTEST_SERVER: %v", err)
 	return ""
+}
+
+func lookBinary() (string, error) {
+	return exec.LookPath(cmp.Or(os.Getenv("REDISTEST_SERVER"), "redis-server"))
 }
 
 // freePort looks below the ports that systems give to outgoing connections, so that none of those takes the port
