@@ -1,0 +1,230 @@
+package main
+
+// This file answers: what do many cost: locks that are held, and waiters for one key?
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// held runs a process of its own, whose memory and time are those of one library alone.
+func (b *bench) held(n int) func(string) (*turner, error) {
+	return func(library string) (*turner, error) {
+		turn := func(d time.Duration) (s sample, _ []time.Duration, err error) {
+			cmd, err := child("", "held", library, b.nets[loopback].addr, strconv.Itoa(n), d.String())
+			if err != nil {
+				return nil, nil, err
+			}
+			cmd.Stderr = os.Stderr
+			out, err := cmd.Output()
+			if err != nil {
+				return nil, nil, err
+			}
+			return s, nil, json.Unmarshal(out, &s)
+		}
+		return &turner{turn, func() error { return nil }}, nil
+	}
+}
+
+// heldMain is the process: it holds n locks for a while, and says what that cost.
+func heldMain(args []string) error {
+	ctx := context.Background()
+	library, addr := args[0], args[1]
+	n, err := strconv.Atoi(args[2])
+	if err != nil {
+		return err
+	}
+	window, err := time.ParseDuration(args[3])
+	if err != nil {
+		return err
+	}
+	c, err := open(library, addr)
+	if err != nil {
+		return err
+	}
+	rc := dial(addr)
+	hold := func(prefix string, n int) ([]func() error, error) {
+		unlocks, errs := make([]func() error, n), make([]error, n)
+		var all sync.WaitGroup
+		turns := make(chan struct{}, 16) // so many at once, lest the way there is what is measured
+		for i := range n {
+			turns <- struct{}{}
+			all.Go(func() {
+				unlocks[i], errs[i] = c.lock(fmt.Sprint(prefix, i))(ctx)
+				<-turns
+			})
+		}
+		all.Wait()
+		return unlocks, errors.Join(errs...)
+	}
+	free := func(unlocks []func() error) (err error) {
+		for _, unlock := range unlocks {
+			err = errors.Join(err, unlock())
+		}
+		return err
+	}
+	first, err := hold("first:"+library, 100) // the connections, the scripts
+	if err := errors.Join(err, free(first)); err != nil {
+		return err
+	}
+	goroutines, bytes := runtime.NumGoroutine(), memory()
+	unlocks, err := hold("held:"+library, n)
+	if err != nil {
+		return err
+	}
+	runtime.GC()
+	start, cpu := time.Now(), cpuTime()
+	before, err := serverStats(rc)
+	if err != nil {
+		return err
+	}
+	time.Sleep(window)
+	lockSeconds := float64(n) * time.Since(start).Seconds()
+	cpu = cpuTime() - cpu
+	after, err := serverStats(rc)
+	if err != nil {
+		return err
+	}
+	s := sample{
+		"CPU µs":     cpu.Seconds() * 1e6 / lockSeconds,
+		"commands":   (after.scripts - before.scripts) / lockSeconds,
+		"bytes":      (memory() - bytes) / float64(n),
+		"goroutines": float64(runtime.NumGoroutine()-goroutines) / float64(n),
+	}
+	if err := free(unlocks); err != nil { // a lock that was lost is an error here
+		return err
+	}
+	return errors.Join(json.NewEncoder(os.Stdout).Encode(s), c.close(), rc.Close())
+}
+
+// memory is what is in use: the heap and the stacks.
+func memory() float64 {
+	var m runtime.MemStats
+	runtime.GC()
+	runtime.GC() // what the first one has finalized
+	runtime.ReadMemStats(&m)
+	return float64(m.HeapAlloc + m.StackInuse)
+}
+
+func cpuTime() time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		panic(err) // it has no other reason than its arguments
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// waiters has n of one client wait for a key that another one holds, for a while, and lets them have it then one after the other.
+func (b *bench) waiters(n int) func(string) (*turner, error) {
+	return func(library string) (*turner, error) {
+		server, err := b.server()
+		if err != nil {
+			return nil, err
+		}
+		holder, err := open(library, server)
+		if err != nil {
+			return nil, err
+		}
+		waiter, err := open(library, server)
+		if err != nil {
+			return nil, errors.Join(err, holder.close())
+		}
+		rc := dial(server)
+		turn := func(d time.Duration) (sample, []time.Duration, error) {
+			s, err := wait(rc, holder, waiter, b.newKey(), n, 8*d/12)
+			return s, nil, err
+		}
+		return &turner{turn, func() error { return errors.Join(holder.close(), waiter.close(), rc.Close()) }}, nil
+	}
+}
+
+func wait(rc *redis.Client, holder, waiter *client, key string, n int, window time.Duration) (sample, error) {
+	ctx := context.Background()
+	unlock, err := holder.lock(key)(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var stats [5]stats // before all have joined, after, after a while, and before and after all have had the lock
+	look := func(i int) { err = errors.Join(err, stats[i].read(rc)) }
+	look(0)
+	var all sync.WaitGroup
+	errs := make([]error, n)
+	for i := range n {
+		all.Go(func() {
+			unlock, err := waiter.lock(key)(ctx)
+			if err == nil {
+				err = unlock()
+			}
+			errs[i] = err
+		})
+	}
+	for joined := int64(0); joined < int64(n) && err == nil; time.Sleep(time.Millisecond) {
+		joined, err = rc.ZCard(ctx, "{"+key+"}:lock-intent").Result()
+	}
+	look(1)
+	start := time.Now()
+	time.Sleep(window)
+	look(2)
+	took := time.Since(start)
+	look(3)
+	err = errors.Join(err, unlock())
+	all.Wait()
+	look(4)
+	if err := errors.Join(append(errs, err)...); err != nil {
+		return nil, err
+	}
+	joins, keeps, handOffs := stats[1].since(stats[0]), stats[2].since(stats[1]), stats[4].since(stats[3])
+	return sample{
+		"join µs":     joins.busy / joins.scripts,
+		"hand-off µs": handOffs.busy / handOffs.scripts,
+		"busy %":      100 * keeps.busy / 1e6 / took.Seconds(),
+		"CPU %":       100 * keeps.cpu / took.Seconds(),
+		"keeps/read":  keeps.scripts / keeps.reads,
+	}, nil
+}
+
+// stats are what a server has done so far.
+type stats struct{ scripts, busy, reads, cpu float64 } // busy with scripts, in µs; cpu in s
+
+func serverStats(rc *redis.Client) (s stats, err error) {
+	return s, s.read(rc)
+}
+
+func (s *stats) read(rc *redis.Client) error {
+	text, err := rc.Info(context.Background(), "all").Result()
+	if err != nil {
+		return err
+	}
+	for line := range strings.Lines(text) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
+		v, _ := strconv.ParseFloat(value, 64) // 0 for what is no number, and not asked for
+		switch name {
+		case "cmdstat_evalsha", "cmdstat_eval":
+			var calls, µs float64
+			if _, err := fmt.Sscanf(value, "calls=%f,usec=%f,", &calls, &µs); err != nil {
+				return fmt.Errorf("%s: %w", line, err)
+			}
+			s.scripts, s.busy = s.scripts+calls, s.busy+µs
+		case "total_reads_processed":
+			s.reads = v
+		case "used_cpu_user", "used_cpu_sys":
+			s.cpu += v
+		}
+	}
+	return nil
+}
+
+func (s stats) since(before stats) stats {
+	return stats{s.scripts - before.scripts, s.busy - before.busy, s.reads - before.reads, s.cpu - before.cpu}
+}

@@ -1,0 +1,324 @@
+package main
+
+// This file answers: how is it told? In tables, one for each question, and one of what the library set out to reach.
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+)
+
+// What is written, below the root of the repository.
+var (
+	jsonFile   = filepath.Join("docs", "performance.json")
+	docFile    = filepath.Join("docs", "performance.md")
+	readmeFile = "README.md"
+	throughput = filepath.Join("docs", "throughput.svg")
+	waitsChart = filepath.Join("docs", "waits.svg")
+)
+
+// render writes everything that follows from the results.
+func (r *Results) render(root string, stdout io.Writer) error {
+	all := r.machine() + "\n\n" + r.tables() + "\n### Targets\n\n" + r.targets()
+	_, err := io.WriteString(stdout, all)
+	return errors.Join(err,
+		between(filepath.Join(root, docFile), all),
+		between(filepath.Join(root, readmeFile), r.summary()),
+		r.drawThroughput(filepath.Join(root, throughput)),
+		r.drawWaits(filepath.Join(root, waitsChart)))
+}
+
+// Between these marks a text is generated.
+const begin, end = "<!-- begin performance -->\n", "<!-- end performance -->"
+
+// between puts text between the marks of a file, if there is one that has them.
+func between(path, text string) error {
+	old, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	head, rest, begun := strings.Cut(string(old), begin)
+	_, tail, ended := strings.Cut(rest, end)
+	if !begun || !ended {
+		return nil
+	}
+	return os.WriteFile(path, []byte(head+begin+"\n"+text+"\n"+end+tail), 0o644)
+}
+
+func (r *Results) machine() string {
+	m := r.Machine
+	where := "clients and servers wherever the system put them"
+	if m.Pinned {
+		where = "clients on one, servers and the 1 ms link on another"
+	}
+	var versions []string
+	for _, path := range slices.Sorted(maps.Keys(m.Versions)) {
+		versions = append(versions, path[strings.Index(path, "/")+1:]+" "+m.Versions[path])
+	}
+	return fmt.Sprintf("Redis %s, %s on %s, %d CPUs (%s), %s; %s. %d rounds, turns of %s and its multiples.",
+		m.Redis, m.Go, m.OS, m.CPUs, where, m.Date, strings.Join(versions, ", "), m.Rounds, m.Turn)
+}
+
+// number has three digits that count.
+func number(v float64) string {
+	switch {
+	case math.IsNaN(v) || math.IsInf(v, 0):
+		return "–"
+	case v >= 99.5:
+		return strconv.FormatFloat(v, 'f', 0, 64)
+	case v >= 9.95:
+		return strconv.FormatFloat(v, 'f', 1, 64)
+	}
+	return strconv.FormatFloat(v, 'f', 2, 64)
+}
+
+func table(head string, rows [][]string) string {
+	var t strings.Builder
+	columns := strings.Split(head, "|")
+	line := func(cells []string) { fmt.Fprintf(&t, "| %s |\n", strings.Join(cells, " | ")) }
+	line(columns)
+	fmt.Fprintf(&t, "|---|%s\n", strings.Repeat("---:|", len(columns)-1))
+	for _, cells := range rows {
+		if cells[0] == ours || cells[0] == oursAuto {
+			cells[0] = "**" + cells[0] + "**"
+		}
+		line(cells)
+	}
+	return t.String()
+}
+
+// libraries are those measured in a workload, ours first, then the floors, then the others.
+func (r *Results) libraries(workload string) (names []string) {
+	for _, library := range slices.Concat([]string{ours, oursAuto, raw, rawAuto, blpop, blpopAuto, pairs}, peers) {
+		if r.Workloads[workload][library] != nil {
+			names = append(names, library)
+		}
+	}
+	return names
+}
+
+// counts are the n of the workloads named "<prefix><n>", in order.
+func (r *Results) counts(prefix string) (counts []int) {
+	for name := range r.Workloads {
+		if text, ok := strings.CutPrefix(name, prefix); ok {
+			if n, err := strconv.Atoi(text); err == nil {
+				counts = append(counts, n)
+			}
+		}
+	}
+	slices.Sort(counts)
+	return counts
+}
+
+// A column is a measure of a library.
+type column struct {
+	title string
+	of    func(library string) float64
+}
+
+// block is a table with a row for each library of a workload.
+func (r *Results) block(title, workload string, columns ...column) string {
+	head, rows := "library", [][]string(nil)
+	for _, c := range columns {
+		head += "|" + c.title
+	}
+	for _, library := range r.libraries(workload) {
+		row := []string{library}
+		for _, c := range columns {
+			row = append(row, number(c.of(library)))
+		}
+		rows = append(rows, row)
+	}
+	return "### " + title + "\n\n" + table(head, rows) + "\n"
+}
+
+func (r *Results) value(title, workload, measure string) column {
+	return column{title, func(library string) float64 { return r.mean(workload, library, measure) }}
+}
+
+func (r *Results) times(title, workload, measure, other string) column {
+	return column{title, func(library string) float64 { return r.ratio(workload, measure, library, other) }}
+}
+
+// tables are those of all workloads.
+func (r *Results) tables() string {
+	bg, cancellable := "serial/background", "serial/cancellable"
+	near, far := "64 keys/"+loopback, "64 keys/"+distant
+	t := r.block("Nobody else there: Lock + Unlock, one after the other", bg,
+		r.value("µs", bg, "µs/lock"), r.times("× "+raw, bg, "µs/lock", raw),
+		r.value("µs, cancellable parent", cancellable, "µs/lock"), r.times("× "+raw, cancellable, "µs/lock", raw))
+	floors := func(workload string) column {
+		return column{"× floor of that client", func(library string) float64 {
+			floor := raw
+			if library == oursAuto || library == rawAuto {
+				floor = rawAuto
+			}
+			return r.ratio(workload, "locks/s", library, floor)
+		}}
+	}
+	t += r.block("64 goroutines, 64 keys", near,
+		r.value("locks/s", near, "locks/s"), floors(near), r.times("× rueidislock", near, "locks/s", rueidisLock),
+		r.value("locks/s at 1 ms", far, "locks/s"), floors(far), r.times("× rueidislock", far, "locks/s", rueidisLock))
+	for _, net := range []string{loopback, distant} {
+		for _, who := range contenders {
+			w, sent := "one key/"+net+"/"+who.name, "one key/"+counted+"/"+who.name
+			columns := []column{r.value("locks/s", w, "locks/s"), r.times("× "+blpop, w, "locks/s", blpop),
+				r.value("hand-overs/s", w, "hand-overs/s"), r.value("fairness (Jain)", w, "Jain"),
+				r.value("median wait, ms", w, "median ms"), r.value("longest, ms", w, "longest ms")}
+			if net == distant {
+				columns = append(columns, r.value("round trips per lock", w, "round trips"))
+			} else {
+				columns = append(columns, r.value("commands per lock", sent, "commands"))
+			}
+			t += r.block(fmt.Sprintf("One key, %s, %s", who.name, net), w, columns...)
+		}
+	}
+	near, far = "hand-off/"+loopback, "hand-off/"+distant
+	t += r.block("Hand-off to another client that waits: from the start of Unlock to the return of Lock", near,
+		r.value("µs", near, "µs"), r.value("µs at 1 ms", far, "µs"), r.value("round trips", far, "round trips"))
+	t += r.block("Mostly reads: 64 goroutines, one key, 95 % read locks where there are any", "mostly reads",
+		r.value("locks/s", "mostly reads", "locks/s"), r.times("× "+pairs, "mostly reads", "locks/s", pairs))
+	for _, net := range []string{loopback, distant} {
+		one, many := "quorum alone/"+net, "quorum contended/"+net
+		t += r.block("5 nodes, "+net+": alone, and 16 goroutines for one key", one,
+			r.value("alone, µs", one, "µs/lock"), r.times("× redsync", one, "µs/lock", redSync),
+			r.value("contended, locks/s", many, "locks/s"), r.times("× redsync", many, "locks/s", redSync),
+			r.value("hand-overs/s", many, "hand-overs/s"), r.value("slowest ÷ fastest", many, "slowest/fastest"), r.value("longest wait, ms", many, "longest ms"))
+	}
+	for _, n := range r.counts("held/") {
+		w := fmt.Sprint("held/", n)
+		t += r.block(fmt.Sprintf("%d locks held", n), w, r.value("client CPU, µs per lock and second", w, "CPU µs"),
+			r.value("commands per lock and second", w, "commands"), r.value("goroutines per lock", w, "goroutines"), r.value("bytes per lock", w, "bytes"))
+	}
+	var rows [][]string
+	for _, n := range r.counts("waiters/") {
+		row := []string{strconv.Itoa(n)}
+		for _, measure := range []string{"join µs", "hand-off µs", "busy %", "CPU %", "keeps/read"} {
+			row = append(row, number(r.mean(fmt.Sprint("waiters/", n), ours, measure)))
+		}
+		rows = append(rows, row)
+	}
+	return t + "### Waiters for one key, in one client of redismutex\n\n" +
+		table("waiters|script time per join, µs|per hand-off, µs|Redis busy with their renewals, %|Redis' CPU, %|renewals per read", rows)
+}
+
+// A target is what is set out to be reached in one figure.
+type target struct {
+	what   string
+	least  bool // the limit is the least, or else the most
+	limit  float64
+	of     string
+	actual float64
+}
+
+func (t target) met() string {
+	switch {
+	case math.IsNaN(t.actual):
+		return "not measured"
+	case t.least && t.actual >= t.limit, !t.least && t.actual <= t.limit:
+		return "met"
+	}
+	return "**missed**"
+}
+
+func (r *Results) targets() string {
+	var all []target
+	least := func(what string, limit float64, of string, actual float64) {
+		all = append(all, target{what, true, limit, of, actual})
+	}
+	most := func(what string, limit float64, of string, actual float64) {
+		all = append(all, target{what, false, limit, of, actual})
+	}
+	bg, cancellable, near, far := "serial/background", "serial/cancellable", "64 keys/"+loopback, "64 keys/"+distant
+	most("serial, time", 1.02, "× "+raw, r.ratio(bg, "µs/lock", ours, raw))
+	most("serial, cancellable parent, time", 1, "× rueidislock", r.ratio(cancellable, "µs/lock", ours, rueidisLock))
+	best := r.bestPeer(bg, "µs/lock", true)
+	most("serial, time", 1, "× best peer: "+best, r.ratio(bg, "µs/lock", ours, best))
+	least("64 keys", 0.92, "× "+raw, r.ratio(near, "locks/s", ours, raw))
+	least("64 keys, AutoPipeliner", 1.25, "× rueidislock", r.ratio(near, "locks/s", oursAuto, rueidisLock))
+	least("64 keys, AutoPipeliner, 1 ms", 1.25, "× rueidislock", r.ratio(far, "locks/s", oursAuto, rueidisLock))
+	for _, who := range contenders {
+		w, what := "one key/"+loopback+"/"+who.name, "one key, "+who.name
+		best := r.bestPeer(w, "locks/s", false)
+		least(what, 0.8, "× "+blpop, r.ratio(w, "locks/s", ours, blpop))
+		least(what, 1.3, "× best peer: "+best, r.ratio(w, "locks/s", ours, best))
+		least(what, 0.99, "fairness (Jain)", r.mean(w, ours, "Jain"))
+		most(what, 2.1, "commands per lock", r.mean("one key/"+counted+"/"+who.name, ours, "commands"))
+	}
+	for _, who := range contenders {
+		w, what := "one key/"+distant+"/"+who.name, "one key, "+who.name+", 1 ms"
+		least(what, 0.97, "× "+blpop, r.ratio(w, "locks/s", ours, blpop))
+		most(what, 1.08, "round trips per lock", r.mean(w, ours, "round trips"))
+	}
+	most("hand-off, 1 ms", 1.2, "round trips", r.mean("hand-off/"+distant, ours, "round trips"))
+	best = r.bestPeer("mostly reads", "locks/s", false)
+	least("mostly reads", 0.55, "× "+pairs, r.ratio("mostly reads", "locks/s", ours, pairs))
+	least("mostly reads", 6, "× best plain mutex: "+best, r.ratio("mostly reads", "locks/s", ours, best))
+	for _, n := range r.counts("held/") {
+		w, what := fmt.Sprint("held/", n), fmt.Sprintf("%d held", n)
+		most(what+", client CPU", 0.33, "× rueidislock", r.ratio(w, "CPU µs", ours, rueidisLock))
+		most(what+", bytes", 0.15, "× rueidislock", r.ratio(w, "bytes", ours, rueidisLock))
+	}
+	if waiting := r.counts("waiters/"); len(waiting) > 0 {
+		few, many := waiting[0], waiting[len(waiting)-1]
+		of := func(n int, measure string) float64 { return r.mean(fmt.Sprint("waiters/", n), ours, measure) }
+		what := fmt.Sprintf("%d waiters", many)
+		most(what+", Redis busy with their renewals", 5, "%", of(many, "busy %"))
+		for _, measure := range []string{"join", "hand-off"} {
+			most(fmt.Sprintf("%s, script time per %s", what, measure), 2, fmt.Sprintf("× with %d", few), of(many, measure+" µs")/of(few, measure+" µs"))
+		}
+		least(what+", renewals", 10, "per read", of(many, "keeps/read"))
+	}
+	var rows [][]string
+	for _, t := range all {
+		sign := "at most "
+		if t.least {
+			sign = "at least "
+		}
+		rows = append(rows, []string{t.what + ": " + t.of, sign + strconv.FormatFloat(t.limit, 'g', -1, 64), number(t.actual), t.met()})
+	}
+	return table("what|target|measured|", rows)
+}
+
+// summary is the README's table.
+func (r *Results) summary() string {
+	var rows [][]string
+	add := func(what, workload, measure, who, floor string, less bool) {
+		cells := []string{what, number(r.mean(workload, who, measure)), "", ""}
+		if floor != "" {
+			cells[2] = number(r.mean(workload, floor, measure)) + " (" + floor + ")"
+		}
+		if best := r.bestPeer(workload, measure, less); best != "" {
+			cells[3] = number(r.mean(workload, best, measure)) + " (" + best + ")"
+		}
+		rows = append(rows, cells)
+	}
+	add("Lock + Unlock alone, µs", "serial/background", "µs/lock", ours, raw, true)
+	add("the same, cancellable parent, µs", "serial/cancellable", "µs/lock", ours, raw, true)
+	add("64 keys, 64 goroutines, locks/s", "64 keys/"+loopback, "locks/s", ours, raw, false)
+	add("the same, AutoPipeliner, locks/s", "64 keys/"+loopback, "locks/s", oursAuto, rawAuto, false)
+	for _, net := range []string{loopback, distant} {
+		w := "one key/" + net + "/16 clients"
+		add("one key, 16 clients, "+net+", hand-overs/s", w, "hand-overs/s", ours, blpop, false)
+		add("longest wait there, ms", w, "longest ms", ours, blpop, true)
+	}
+	add("hand-off to another client at 1 ms, round trips", "hand-off/"+distant, "round trips", ours, blpop, true)
+	add("64 goroutines, 95 % read locks, locks/s", "mostly reads", "locks/s", ours, pairs, false)
+	for _, n := range r.counts("held/") {
+		add(fmt.Sprintf("each of %d locks held, bytes", n), fmt.Sprint("held/", n), "bytes", ours, "", true)
+		add("client CPU for it, µs a second", fmt.Sprint("held/", n), "CPU µs", ours, "", true)
+	}
+	return table("what|redismutex|the least that Redis can do|best peer", rows) + "\n" + cmp.Or(r.machine(), "")
+}
