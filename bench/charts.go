@@ -16,7 +16,7 @@ import (
 	"gonum.org/v1/plot/vg/vgsvg"
 )
 
-const chartWidth, chartHeight, legendWidth, margin = 30 * vg.Centimeter, 10 * vg.Centimeter, 4 * vg.Centimeter, 2 * vg.Millimeter
+const chartWidth, chartHeight, legendWidth, margin = 32 * vg.Centimeter, 10 * vg.Centimeter, 6 * vg.Centimeter, 2 * vg.Millimeter
 
 // charted are the libraries of the charts, and their colours, which those who see few colours can tell apart (Okabe and Ito's).
 var charted = []struct {
@@ -26,6 +26,7 @@ var charted = []struct {
 	{blpop, color.RGBA{0x99, 0x99, 0x99, 0xff}},
 	{ours, color.RGBA{0xd5, 0x5e, 0x00, 0xff}},
 	{rueidisLock, color.RGBA{0x00, 0x72, 0xb2, 0xff}},
+	{rueidisLoop, color.RGBA{0x56, 0xb4, 0xe9, 0xff}},
 	{redisLock, color.RGBA{0x00, 0x9e, 0x73, 0xff}},
 	{redSync, color.RGBA{0xcc, 0x79, 0xa7, 0xff}},
 	{goZero, color.RGBA{0xe6, 0x9f, 0x00, 0xff}},
@@ -42,7 +43,7 @@ func (r *Results) drawThroughput(path string) error {
 			names = append(names, who.name)
 		}
 		p.NominalX(names...)
-		width := 0.5 * vg.Centimeter
+		width := 0.42 * vg.Centimeter
 		for i, c := range charted {
 			for _, part := range []struct {
 				measure string

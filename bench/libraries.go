@@ -10,7 +10,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"sync"
 	"time"
 
 	"github.com/bsm/redislock"
@@ -28,6 +27,8 @@ import (
 const (
 	ttl = redismutex.DefaultTTL // of all libraries
 
+	connections = 128 // of a client of go-redis at most
+
 	// pause is how long those wait that poll and have no default. redislock calls it the least that it recommends.
 	pause = 16 * time.Millisecond
 )
@@ -38,11 +39,12 @@ const (
 	blpop, blpopAuto = "BLPOP + LPUSH", "BLPOP + LPUSH, AutoPipeliner"
 	pairs            = "EVALSHA pairs, no exclusion"
 
-	rueidisLock, redSync, redisLock, goZero = "rueidislock", "redsync", "redislock", "go-zero RedisLock"
+	rueidisLock, rueidisLoop   = "rueidislock", "rueidislock, no NoLoopTracking"
+	redSync, redisLock, goZero = "redsync", "redislock", "go-zero RedisLock"
 )
 
 // peers are other libraries; what is neither ours nor one of them is a floor.
-var peers = []string{rueidisLock, redSync, redisLock, goZero}
+var peers = []string{rueidisLock, rueidisLoop, redSync, redisLock, goZero}
 
 // A client is what one process would have of a library.
 type client struct {
@@ -66,7 +68,8 @@ func open(library, addr string) (*client, error) {
 		pairs:       onPlain(openPairs),
 		redSync:     onPlain(func(rc redisClient) *client { return openRedsync(rc.(*redis.Client)) }),
 		redisLock:   onPlain(openRedislock),
-		rueidisLock: openRueidislock,
+		rueidisLock: openRueidislock(true),
+		rueidisLoop: openRueidislock(false),
 		goZero:      openGoZero,
 	}[library](addr)
 }
@@ -78,9 +81,9 @@ type redisClient interface {
 	redis.ListCmdable
 }
 
-// dial makes a client with a connection for everybody, however many they are.
+// dial makes a client with a connection for everybody, but where there are thousands.
 func dial(addr string) *redis.Client {
-	return redis.NewClient(&redis.Options{Addr: addr, PoolSize: 128, PoolTimeout: time.Minute})
+	return redis.NewClient(&redis.Options{Addr: addr, PoolSize: connections, PoolTimeout: time.Minute})
 }
 
 func onPlain(open func(redisClient) *client) func(string) (*client, error) {
@@ -218,33 +221,37 @@ func openRedislock(rc redisClient) *client {
 	}}
 }
 
-// openRueidislock does as the README has it for one Redis since 7.0.5.
-func openRueidislock(addr string) (*client, error) {
-	locker, err := rueidislock.NewLocker(rueidislock.LockerOption{
-		ClientOption:   rueidis.ClientOption{InitAddress: []string{addr}},
-		KeyMajority:    1,
-		KeyValidity:    ttl,
-		NoLoopTracking: true,
-	})
-	if err != nil {
-		return nil, err
+// openRueidislock does as the README has it for one Redis since 7.0.5, or without NoLoopTracking. There is no next key to try, so a
+// reply has time: who gave up after 20 ms, as is the default, would be woken by nobody with NoLoopTracking.
+func openRueidislock(noLoop bool) func(addr string) (*client, error) {
+	return func(addr string) (*client, error) {
+		locker, err := rueidislock.NewLocker(rueidislock.LockerOption{
+			ClientOption:   rueidis.ClientOption{InitAddress: []string{addr}},
+			KeyMajority:    1,
+			KeyValidity:    ttl,
+			TryNextAfter:   time.Second,
+			NoLoopTracking: noLoop,
+		})
+		if err != nil {
+			return nil, err
+		}
+		return &client{
+			lock: func(key string) lock {
+				return func(ctx context.Context) (func() error, error) {
+					_, unlock, err := locker.WithContext(ctx, key)
+					return func() error { unlock(); return nil }, err
+				}
+			},
+			close: func() error { locker.Close(); return nil },
+		}, nil
 	}
-	return &client{
-		lock: func(key string) lock {
-			return func(ctx context.Context) (func() error, error) {
-				_, unlock, err := locker.WithContext(ctx, key)
-				return func() error { unlock(); return nil }, err
-			}
-		},
-		close: func() error { locker.Close(); return nil },
-	}, nil
 }
 
-var silence = sync.OnceFunc(logx.Disable)
+// go-zero tells standard output once a minute how it does, be it used or not.
+func init() { logx.Disable() }
 
 // openGoZero polls, since the library does not wait. Its clients of one address are one, and cannot be closed.
 func openGoZero(addr string) (*client, error) {
-	silence()
 	// To its circuit breaker it is a failure that a server before Redis 7.2 does not know who a connection says it is, and that a
 	// script is not there yet. Many at once would open it, for seconds.
 	store, err := zero.NewRedis(zero.RedisConf{Host: addr, Type: zero.NodeType, DisableIdentity: true})

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -22,7 +23,7 @@ import (
 func (b *bench) held(n int) func(string) (*turner, error) {
 	return func(library string) (*turner, error) {
 		turn := func(d time.Duration) (s sample, _ []time.Duration, err error) {
-			cmd, err := child("", "held", library, b.nets[loopback].addr, strconv.Itoa(n), d.String())
+			cmd, err := child("", "held", library, b.nets[loopback].addr, strconv.Itoa(n), (10 * d / 13).String())
 			if err != nil {
 				return nil, nil, err
 			}
@@ -74,7 +75,8 @@ func heldMain(args []string) error {
 		}
 		return err
 	}
-	first, err := hold("first:"+library, 100) // the connections, the scripts
+	first, err := hold("first:"+library, 100)
+	time.Sleep(window / 4) // until they have been renewed: what is there once, is there then
 	if err := errors.Join(err, free(first)); err != nil {
 		return err
 	}
@@ -142,7 +144,7 @@ func (b *bench) waiters(n int) func(string) (*turner, error) {
 		}
 		rc := dial(server)
 		turn := func(d time.Duration) (sample, []time.Duration, error) {
-			s, err := wait(rc, holder, waiter, b.newKey(), n, 8*d/12)
+			s, err := wait(rc, holder, waiter, b.newKey(), n, 8*d/10)
 			return s, nil, err
 		}
 		return &turner{turn, func() error { return errors.Join(holder.close(), waiter.close(), rc.Close()) }}, nil
@@ -159,18 +161,28 @@ func wait(rc *redis.Client, holder, waiter *client, key string, n int, window ti
 	look := func(i int) { err = errors.Join(err, stats[i].read(rc)) }
 	look(0)
 	var all sync.WaitGroup
+	var left atomic.Int64
 	errs := make([]error, n)
-	for i := range n {
-		all.Go(func() {
-			unlock, err := waiter.lock(key)(ctx)
-			if err == nil {
-				err = unlock()
+	for i := 0; i < n && err == nil; {
+		for range min(connections, n-i) { // so many at once, lest what they wait for is a connection
+			me := i
+			i++
+			all.Go(func() {
+				unlock, err := waiter.lock(key)(ctx)
+				left.Add(1)
+				if err == nil {
+					err = unlock()
+				}
+				errs[me] = err
+			})
+		}
+		for joined := int64(0); joined < int64(i) && err == nil; {
+			if left.Load() > 0 {
+				err = errors.New("somebody waits no more, and the lock has not been unlocked")
+				break
 			}
-			errs[i] = err
-		})
-	}
-	for joined := int64(0); joined < int64(n) && err == nil; time.Sleep(time.Millisecond) {
-		joined, err = rc.ZCard(ctx, "{"+key+"}:lock-intent").Result()
+			joined, err = rc.ZCard(ctx, "{"+key+"}:lock-intent").Result()
+		}
 	}
 	look(1)
 	start := time.Now()

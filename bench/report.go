@@ -76,6 +76,8 @@ func number(v float64) string {
 	switch {
 	case math.IsNaN(v) || math.IsInf(v, 0):
 		return "–"
+	case math.Abs(v) < 0.005:
+		return "0"
 	case v >= 99.5:
 		return strconv.FormatFloat(v, 'f', 0, 64)
 	case v >= 9.95:

@@ -69,15 +69,15 @@ func (b *bench) workloads() (all []workload) {
 				prepare: b.contended(b.nets[net], who.goroutines, who.clients, opener(b.nets[net]))}
 			switch net {
 			case distant:
-				w.turn *= 3 // so that each of 64 has many turns
+				w.turn *= 2 // so that each of 64 has many turns
 			case counted:
-				w.rounds = 1 // what is counted hardly varies
+				w.rounds, w.turn = 1, w.turn/2 // what is counted hardly varies
 			}
 			all = append(all, w)
 		}
 	}
 	for _, net := range []string{loopback, distant} {
-		all = append(all, workload{name: "hand-off/" + net, libraries: slices.Concat([]string{ours, blpop}, peers), turn: 3 * b.turn / 2,
+		all = append(all, workload{name: "hand-off/" + net, libraries: slices.Concat([]string{ours, blpop}, peers), turn: b.turn,
 			prepare: b.handOff(b.nets[net])})
 	}
 	all = append(all, workload{name: "mostly reads", libraries: slices.Concat([]string{ours, pairs}, peers), turn: b.turn,
@@ -90,11 +90,11 @@ func (b *bench) workloads() (all []workload) {
 			workload{name: "quorum contended/" + net, libraries: both, turn: 4 * b.turn, prepare: b.contended(b.nets[net], 16, 1, open)})
 	}
 	for _, n := range heldCounts {
-		all = append(all, workload{name: fmt.Sprintf("held/%d", n), libraries: []string{ours, rueidisLock}, turn: 14 * b.turn, rounds: 1, cold: true,
+		all = append(all, workload{name: fmt.Sprintf("held/%d", n), libraries: []string{ours, rueidisLock}, turn: 13 * b.turn, rounds: 1, cold: true,
 			prepare: b.held(n)})
 	}
 	for _, n := range waitCounts {
-		all = append(all, workload{name: fmt.Sprintf("waiters/%d", n), libraries: []string{ours}, turn: 12 * b.turn, rounds: 1, cold: true,
+		all = append(all, workload{name: fmt.Sprintf("waiters/%d", n), libraries: []string{ours}, turn: 10 * b.turn, rounds: 1, cold: true,
 			prepare: b.waiters(n)})
 	}
 	return all
