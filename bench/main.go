@@ -60,7 +60,7 @@ func bid(args []string, stdout, stderr io.Writer) error {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	only := flags.String("only", "", "measure the workloads that match this `regexp`, and keep what is known of the others")
-	rounds := flags.Int("rounds", 3, "how many `rounds` each workload has")
+	rounds := flags.Int("rounds", 3, "how many `rounds` a workload has; where turns are short, ten times as many")
 	turn := flags.Duration("turn", time.Second, "how `long` a library's turn is in a round on loopback; others are multiples")
 	quick := flags.Bool("quick", false, "run every workload for a moment: a smoke test")
 	render := flags.Bool("render", false, "draw anew from the JSON, and measure nothing")
@@ -195,7 +195,7 @@ func (b *bench) all(w workload) (done map[string]*Rounds, failed error) {
 		turners[library], done[library] = t, &Rounds{}
 		if !w.cold {
 			b.bar.Describe(w.name + ", warm-up, " + library)
-			_, _, err := t.turn(w.turn / 5)
+			_, _, err := t.turn(b.turn / 5)
 			fail(library, err)
 		}
 	}
@@ -206,6 +206,7 @@ func (b *bench) all(w workload) (done map[string]*Rounds, failed error) {
 				continue
 			}
 			b.bar.Describe(fmt.Sprintf("%s, round %d of %d, %s", w.name, round+1, b.roundsOf(w), library))
+			runtime.GC() // what the one before has left
 			s, waits, err := turners[library].turn(w.turn)
 			fail(library, err)
 			if err == nil {
@@ -217,7 +218,9 @@ func (b *bench) all(w workload) (done map[string]*Rounds, failed error) {
 		}
 	}
 	for _, r := range done {
-		r.Waits = percentiles(r.waits)
+		if w.drawn {
+			r.Waits = percentiles(r.waits)
+		}
 	}
 	return done, failed
 }

@@ -32,7 +32,8 @@ func (b *bench) held(n int) func(string) (*turner, error) {
 			if err != nil {
 				return nil, nil, err
 			}
-			return s, nil, json.Unmarshal(out, &s)
+			err = json.Unmarshal(out, &s)
+			return s, nil, err
 		}
 		return &turner{turn, func() error { return nil }}, nil
 	}
@@ -134,20 +135,16 @@ func (b *bench) waiters(n int) func(string) (*turner, error) {
 		if err != nil {
 			return nil, err
 		}
-		holder, err := open(library, server)
+		clients, closeAll, err := openAll((&network{addr: server}).open, library, 2)
 		if err != nil {
 			return nil, err
 		}
-		waiter, err := open(library, server)
-		if err != nil {
-			return nil, errors.Join(err, holder.close())
-		}
 		rc := dial(server)
 		turn := func(d time.Duration) (sample, []time.Duration, error) {
-			s, err := wait(rc, holder, waiter, b.newKey(), n, 8*d/10)
+			s, err := wait(rc, clients[0], clients[1], b.newKey(), n, 8*d/10)
 			return s, nil, err
 		}
-		return &turner{turn, func() error { return errors.Join(holder.close(), waiter.close(), rc.Close()) }}, nil
+		return &turner{turn, func() error { return errors.Join(closeAll(), rc.Close()) }}, nil
 	}
 }
 
@@ -157,8 +154,12 @@ func wait(rc *redis.Client, holder, waiter *client, key string, n int, window ti
 	if err != nil {
 		return nil, err
 	}
-	var stats [5]stats // before all have joined, after, after a while, and before and after all have had the lock
-	look := func(i int) { err = errors.Join(err, stats[i].read(rc)) }
+	var at [4]stats // before all have joined, after, after a while, and after all have had the lock
+	look := func(i int) {
+		var failed error
+		at[i], failed = serverStats(rc)
+		err = errors.Join(err, failed)
+	}
 	look(0)
 	var all sync.WaitGroup
 	var left atomic.Int64
@@ -189,14 +190,13 @@ func wait(rc *redis.Client, holder, waiter *client, key string, n int, window ti
 	time.Sleep(window)
 	look(2)
 	took := time.Since(start)
-	look(3)
 	err = errors.Join(err, unlock())
 	all.Wait()
-	look(4)
+	look(3)
 	if err := errors.Join(append(errs, err)...); err != nil {
 		return nil, err
 	}
-	joins, keeps, handOffs := stats[1].since(stats[0]), stats[2].since(stats[1]), stats[4].since(stats[3])
+	joins, keeps, handOffs := at[1].since(at[0]), at[2].since(at[1]), at[3].since(at[2])
 	return sample{
 		"join µs":     joins.busy / joins.scripts,
 		"hand-off µs": handOffs.busy / handOffs.scripts,
@@ -210,13 +210,9 @@ func wait(rc *redis.Client, holder, waiter *client, key string, n int, window ti
 type stats struct{ scripts, busy, reads, cpu float64 } // busy with scripts, in µs; cpu in s
 
 func serverStats(rc *redis.Client) (s stats, err error) {
-	return s, s.read(rc)
-}
-
-func (s *stats) read(rc *redis.Client) error {
 	text, err := rc.Info(context.Background(), "all").Result()
 	if err != nil {
-		return err
+		return s, err
 	}
 	for line := range strings.Lines(text) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
@@ -225,7 +221,7 @@ func (s *stats) read(rc *redis.Client) error {
 		case "cmdstat_evalsha", "cmdstat_eval":
 			var calls, µs float64
 			if _, err := fmt.Sscanf(value, "calls=%f,usec=%f,", &calls, &µs); err != nil {
-				return fmt.Errorf("%s: %w", line, err)
+				return s, fmt.Errorf("%s: %w", line, err)
 			}
 			s.scripts, s.busy = s.scripts+calls, s.busy+µs
 		case "total_reads_processed":
@@ -234,7 +230,7 @@ func (s *stats) read(rc *redis.Client) error {
 			s.cpu += v
 		}
 	}
-	return nil
+	return s, nil
 }
 
 func (s stats) since(before stats) stats {

@@ -31,7 +31,7 @@ type Machine struct {
 // Rounds are what one library did in one workload.
 type Rounds struct {
 	Samples []sample
-	Waits   []float64 `json:",omitempty"` // in ms: the 0th to the 100th percentile of all rounds
+	Waits   []float64 `json:",omitempty"` // in ms: the 0th to the 100th percentile of all rounds, where they are drawn
 	waits   []time.Duration
 }
 
@@ -120,7 +120,7 @@ func percentiles(waits []time.Duration) (p []float64) {
 	}
 	s := slices.Sorted(slices.Values(waits))
 	for i := range 101 {
-		p = append(p, s[i*(len(s)-1)/100].Seconds()*1000)
+		p = append(p, float64(s[i*(len(s)-1)/100].Microseconds())/1000)
 	}
 	return p
 }

@@ -24,14 +24,9 @@ type crowd struct {
 	handovers int64           // how often somebody else got it than before
 }
 
-// run has each lock be locked and unlocked by a goroutine until the turn is over. Nothing is done inside. Who waits then is told
-// so by ctx, where that can be cancelled, and is not counted. atEnd is called before.
+// run has each lock be locked and unlocked by a goroutine until the turn is over. Nothing is done inside. atEnd is called then; where it
+// ends ctx, who still waits is told so, and is not counted.
 func run(ctx context.Context, locks []lock, turn time.Duration, atEnd func() error) (*crowd, error) {
-	cancel := func() {}
-	if ctx.Done() != nil {
-		ctx, cancel = context.WithCancel(ctx)
-	}
-	defer cancel()
 	c := &crowd{counts: make([]int, len(locks))}
 	var over atomic.Bool
 	var last, handovers atomic.Int64
@@ -66,11 +61,7 @@ func run(ctx context.Context, locks []lock, turn time.Duration, atEnd func() err
 	time.Sleep(turn)
 	over.Store(true)
 	c.took, c.handovers = time.Since(start), handovers.Load()
-	var err error
-	if atEnd != nil {
-		err = atEnd()
-	}
-	cancel()
+	err := atEnd()
 	left := make(chan struct{})
 	go func() { all.Wait(); close(left) }()
 	select {

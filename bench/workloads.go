@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 )
 
@@ -17,6 +16,7 @@ type workload struct {
 	turn      time.Duration
 	rounds    int  // 0: as many as are asked for
 	cold      bool // it does without a warm-up
+	drawn     bool // its waits are
 	prepare   func(library string) (*turner, error)
 }
 
@@ -38,9 +38,13 @@ const loopback, distant, counted = "loopback", "1 ms", "counted"
 
 // Who contends for the one key.
 var contenders = []struct {
-	name                string
-	goroutines, clients int
-}{{"16 goroutines", 16, 1}, {"64 goroutines", 64, 1}, {"16 clients", 16, 16}}
+	name string
+	gathering
+}{
+	{"16 goroutines", gathering{goroutines: 16, clients: 1, cancellable: true}},
+	{"64 goroutines", gathering{goroutines: 64, clients: 1, cancellable: true}},
+	{"16 clients", gathering{goroutines: 16, clients: 16, cancellable: true}},
+}
 
 // How many locks are held, and how many wait.
 var (
@@ -49,168 +53,146 @@ var (
 )
 
 func (b *bench) workloads() (all []workload) {
-	alone := slices.Concat([]string{ours, raw}, peers)
-	sameKey := slices.Concat([]string{ours, oursAuto, blpop, blpopAuto}, peers)
+	// With nobody in the way a turn can be short, and rounds be many: so they are by turns more often.
+	often := func(w *workload) { w.rounds, w.turn = 10*b.rounds, w.turn/10 }
+	add := func(name string, libraries []string, turn time.Duration, prepare func(string) (*turner, error)) *workload {
+		all = append(all, workload{name: name, libraries: libraries, turn: turn, prepare: prepare})
+		return &all[len(all)-1]
+	}
+	with := func(libraries ...string) []string { return append(libraries, peers...) }
+	near := b.nets[loopback]
 	for _, parent := range []string{"background", "cancellable"} {
-		all = append(all, workload{name: "serial/" + parent, libraries: alone, turn: b.turn,
-			prepare: b.own(b.nets[loopback], 1, parent == "cancellable", opener(b.nets[loopback]))})
+		often(add("serial/"+parent, with(ours, raw), b.turn,
+			b.gather(near, gathering{goroutines: 1, clients: 1, apart: true, cancellable: parent == "cancellable"}, near.open)))
 	}
-	for _, net := range []string{loopback, distant} {
-		libraries, turn := slices.Concat([]string{ours, oursAuto, raw, rawAuto}, peers), b.turn
-		if net == distant {
-			libraries = []string{ours, oursAuto, raw, rawAuto, rueidisLock}
+	for _, name := range []string{loopback, distant} {
+		net, libraries := b.nets[name], with(ours, oursAuto, raw, rawAuto)
+		if name == distant {
+			libraries = libraries[:5] // and rueidislock, the only peer whose commands share a connection
 		}
-		all = append(all, workload{name: "64 keys/" + net, libraries: libraries, turn: turn,
-			prepare: b.own(b.nets[net], 64, false, opener(b.nets[net]))})
+		often(add("64 keys/"+name, libraries, b.turn, b.gather(net, gathering{goroutines: 64, clients: 1, apart: true}, net.open)))
 	}
-	for _, net := range []string{loopback, distant, counted} {
-		for _, who := range contenders {
-			w := workload{name: "one key/" + net + "/" + who.name, libraries: sameKey, turn: b.turn,
-				prepare: b.contended(b.nets[net], who.goroutines, who.clients, opener(b.nets[net]))}
-			switch net {
+	for _, who := range contenders {
+		for _, name := range []string{loopback, distant, counted} {
+			net := b.nets[name]
+			w := add("one key/"+name+"/"+who.name, with(ours, oursAuto, blpop, blpopAuto), b.turn, b.gather(net, who.gathering, net.open))
+			w.drawn = who.clients > 1
+			switch name {
 			case distant:
 				w.turn *= 2 // so that each of 64 has many turns
 			case counted:
 				w.rounds, w.turn = 1, w.turn/2 // what is counted hardly varies
 			}
-			all = append(all, w)
 		}
 	}
-	for _, net := range []string{loopback, distant} {
-		all = append(all, workload{name: "hand-off/" + net, libraries: slices.Concat([]string{ours, blpop}, peers), turn: b.turn,
-			prepare: b.handOff(b.nets[net])})
-	}
-	all = append(all, workload{name: "mostly reads", libraries: slices.Concat([]string{ours, pairs}, peers), turn: b.turn,
-		prepare: b.mostlyReads(b.nets[loopback], 64)})
-	for _, net := range []string{loopback, distant} {
-		open := func(library string) (*client, error) { return openQuorum(library, b.nets[net].nodes), nil }
+	add("mostly reads", with(ours, pairs), b.turn, b.gather(near, gathering{goroutines: 64, clients: 1, cancellable: true, reads: true}, near.open))
+	for _, name := range []string{loopback, distant} {
+		net := b.nets[name]
+		add("hand-off/"+name, with(ours, blpop), b.turn, b.handOff(net))
 		both := []string{ours, redSync}
-		all = append(all,
-			workload{name: "quorum alone/" + net, libraries: both, turn: b.turn, prepare: b.own(b.nets[net], 1, false, open)},
-			workload{name: "quorum contended/" + net, libraries: both, turn: 4 * b.turn, prepare: b.contended(b.nets[net], 16, 1, open)})
+		often(add("quorum alone/"+name, both, b.turn, b.gather(net, gathering{goroutines: 1, clients: 1, apart: true}, net.openQuorum)))
+		add("quorum contended/"+name, both, 4*b.turn, b.gather(net, contenders[0].gathering, net.openQuorum))
 	}
 	for _, n := range heldCounts {
-		all = append(all, workload{name: fmt.Sprintf("held/%d", n), libraries: []string{ours, rueidisLock}, turn: 13 * b.turn, rounds: 1, cold: true,
-			prepare: b.held(n)})
+		w := add(fmt.Sprint("held/", n), []string{ours, rueidisLock}, 13*b.turn, b.held(n))
+		w.rounds, w.cold = 1, true
 	}
 	for _, n := range waitCounts {
-		all = append(all, workload{name: fmt.Sprintf("waiters/%d", n), libraries: []string{ours}, turn: 10 * b.turn, rounds: 1, cold: true,
-			prepare: b.waiters(n)})
+		w := add(fmt.Sprint("waiters/", n), []string{ours}, 10*b.turn, b.waiters(n))
+		w.rounds, w.cold = 1, true
 	}
 	return all
 }
 
-type openFunc func(library string) (*client, error)
-
-func opener(net *network) openFunc {
-	return func(library string) (*client, error) { return open(library, net.addr) }
+// A gathering is who locks what, again and again.
+type gathering struct {
+	goroutines, clients int
+	apart               bool // each has a key of its own
+	reads               bool // mostly
+	cancellable         bool // the context
 }
 
-// own has each goroutine lock a key of its own.
-func (b *bench) own(net *network, goroutines int, cancellable bool, open openFunc) func(string) (*turner, error) {
-	return func(library string) (*turner, error) {
+type openFunc func(library string) (*client, error)
+
+func (n *network) open(library string) (*client, error) { return open(library, n.addr) }
+
+func (n *network) openQuorum(library string) (*client, error) {
+	return openQuorum(library, n.nodes), nil
+}
+
+// openAll makes as many clients of the library, and what closes them.
+func openAll(open openFunc, library string, n int) (all []*client, closeAll func() error, err error) {
+	closeAll = func() (err error) {
+		for _, c := range all {
+			err = errors.Join(err, c.close())
+		}
+		return err
+	}
+	for range n {
 		c, err := open(library)
+		if err != nil {
+			return nil, nil, errors.Join(err, closeAll())
+		}
+		all = append(all, c)
+	}
+	return all, closeAll, nil
+}
+
+// gather takes another key in each turn where somebody waits: a lock that got lost at the end of one is no matter in the next.
+func (b *bench) gather(net *network, g gathering, open openFunc) func(string) (*turner, error) {
+	return func(library string) (*turner, error) {
+		clients, closeAll, err := openAll(open, library, g.clients)
 		if err != nil {
 			return nil, err
 		}
 		var locks []lock
-		for range goroutines {
-			locks = append(locks, c.lock(b.newKey()))
-		}
 		turn := func(d time.Duration) (sample, []time.Duration, error) {
-			ctx, cancel := context.Background(), func() {}
-			if cancellable {
-				ctx, cancel = context.WithCancel(ctx)
+			if !g.apart {
+				locks = nil
 			}
-			defer cancel()
-			return b.crowd(ctx, net, locks, d)
-		}
-		return &turner{turn, c.close}, nil
-	}
-}
-
-// contended has all goroutines, of as many clients, lock the same key, in each turn another one: a lock that got lost at the end of a
-// turn is no matter in the next.
-func (b *bench) contended(net *network, goroutines, clients int, open openFunc) func(string) (*turner, error) {
-	return func(library string) (*turner, error) {
-		var all []*client
-		closeAll := func() (err error) {
-			for _, c := range all {
-				err = errors.Join(err, c.close())
-			}
-			return err
-		}
-		for range clients {
-			c, err := open(library)
-			if err != nil {
-				return nil, errors.Join(err, closeAll())
-			}
-			all = append(all, c)
-		}
-		turn := func(d time.Duration) (sample, []time.Duration, error) {
 			key := b.newKey()
-			var locks []lock
-			for g := range goroutines {
-				locks = append(locks, all[g%clients].lock(key))
+			for i := len(locks); i < g.goroutines; i++ {
+				l := clients[i%g.clients].lock(key)
+				if g.reads {
+					l = mostlyReads(clients[i%g.clients], key, i)
+				}
+				locks = append(locks, l)
+				if g.apart {
+					key = b.newKey()
+				}
 			}
-			ctx, cancel := context.WithCancel(context.Background())
-			defer cancel()
-			return b.crowd(ctx, net, locks, d)
+			return b.crowd(net, locks, d, g)
 		}
 		return &turner{turn, closeAll}, nil
 	}
 }
 
-func (b *bench) mostlyReads(net *network, goroutines int) func(string) (*turner, error) {
-	return func(library string) (*turner, error) {
-		c, err := open(library, net.addr)
-		if err != nil {
-			return nil, err
-		}
-		turn := func(d time.Duration) (sample, []time.Duration, error) {
-			key := b.newKey()
-			var locks []lock
-			for g := range goroutines {
-				locks = append(locks, mostlyReads(c, key, g))
-			}
-			ctx, cancel := context.WithCancel(context.Background())
-			defer cancel()
-			return b.crowd(ctx, net, locks, d)
-		}
-		return &turner{turn, c.close}, nil
-	}
-}
-
 func (b *bench) handOff(net *network) func(string) (*turner, error) {
 	return func(library string) (*turner, error) {
-		from, err := open(library, net.addr)
+		clients, closeAll, err := openAll(net.open, library, 2)
 		if err != nil {
 			return nil, err
 		}
-		to, err := open(library, net.addr)
-		if err != nil {
-			return nil, errors.Join(err, from.close())
-		}
 		key := b.newKey()
-		giver, taker := from.lock(key), to.lock(key)
+		from, to := clients[0].lock(key), clients[1].lock(key)
 		turn := func(d time.Duration) (sample, []time.Duration, error) {
 			trip, err := roundTrip(net)
 			if err != nil {
 				return nil, nil, err
 			}
-			took, err := handOffs(giver, taker, d)
+			took, err := handOffs(from, to, d)
 			if err != nil {
 				return nil, nil, err
 			}
 			typical := median(took)
 			return sample{"µs": typical.Seconds() * 1e6, "round trips": typical.Seconds() / trip.Seconds()}, took, nil
 		}
-		return &turner{turn, func() error { return errors.Join(from.close(), to.close()) }}, nil
+		return &turner{turn, closeAll}, nil
 	}
 }
 
 // crowd is a turn of a crowd, with what the network knows of it.
-func (b *bench) crowd(ctx context.Context, net *network, locks []lock, d time.Duration) (sample, []time.Duration, error) {
+func (b *bench) crowd(net *network, locks []lock, d time.Duration, g gathering) (sample, []time.Duration, error) {
 	trip, err := roundTrip(net)
 	if err != nil {
 		return nil, nil, err
@@ -221,20 +203,29 @@ func (b *bench) crowd(ctx context.Context, net *network, locks []lock, d time.Du
 			return nil, nil, err
 		}
 	}
-	c, err := run(ctx, locks, d, func() (err error) {
+	ctx, cancel := context.Background(), func() {}
+	if g.cancellable {
+		ctx, cancel = context.WithCancel(ctx)
+	}
+	defer cancel()
+	atEnd := func() (err error) {
 		if net.proxy != nil {
 			before := sent
 			sent, err = net.proxy.commands()
 			sent -= before
 		}
+		if !g.apart {
+			cancel()
+		}
 		return err
-	})
+	}
+	c, err := run(ctx, locks, d, atEnd)
 	if err != nil {
 		return nil, nil, err
 	}
 	s := c.sample()
-	s["ping ms"] = trip.Seconds() * 1000
 	s["round trips"] = s["µs/lock"] / 1e6 / trip.Seconds()
+	s["PING µs"] = trip.Seconds() * 1e6
 	if net.proxy != nil {
 		s["commands"] = float64(sent) / (s["locks/s"] * c.took.Seconds())
 	}
