@@ -11,6 +11,8 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // patience is how long those who wait at the end of a turn may take to leave.
@@ -91,13 +93,13 @@ func (c *crowd) sample() sample {
 
 // handOffs has a lock go from one client to another that waits for it already, until the turn is over: how long from the start of
 // Unlock to the return of Lock? Whether one waits no library tells: it is given its time, and so much more by chance that those who
-// poll are met at any moment of their pause.
-func handOffs(from, to lock, turn time.Duration) (took []time.Duration, err error) {
+// poll are met at any moment of their pause. The last before is a PING, so that nothing is asleep, and another one for its time.
+func handOffs(from, to lock, rc *redis.Client, turn time.Duration) (took, trips []time.Duration, err error) {
 	ctx := context.Background()
 	for start := time.Now(); time.Since(start) < turn; {
 		unlock, err := from(ctx)
 		if err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		type grant struct {
 			at     time.Time
@@ -110,20 +112,28 @@ func handOffs(from, to lock, turn time.Duration) (took []time.Duration, err erro
 			granted <- grant{time.Now(), unlock, err}
 		}()
 		time.Sleep(5*time.Millisecond + rand.N(pause))
-		t := time.Now()
+		var t time.Time
+		for range 2 {
+			t = time.Now()
+			if err := rc.Ping(ctx).Err(); err != nil {
+				return nil, nil, err
+			}
+		}
+		trips = append(trips, time.Since(t))
+		t = time.Now()
 		if err := unlock(); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 		g := <-granted
 		if g.err != nil {
-			return nil, g.err
+			return nil, nil, g.err
 		}
 		took = append(took, g.at.Sub(t))
 		if err := g.unlock(); err != nil {
-			return nil, err
+			return nil, nil, err
 		}
 	}
-	return took, nil
+	return took, trips, nil
 }
 
 // mostlyReads locks to write every 20th time, to read else, where the library can.
