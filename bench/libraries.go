@@ -50,6 +50,7 @@ var peers = []string{rueidisLock, rueidisLoop, redSync, redisLock, goZero}
 type client struct {
 	lock  func(key string) lock // made for each goroutine
 	rlock func(key string) lock // nil: it has no read locks
+	many  func(key string) lock // nil: who has many keys uses lock
 	close func() error
 }
 
@@ -109,7 +110,18 @@ func onAuto(open func(redisClient) *client) func(string) (*client, error) {
 }
 
 func openOurs(rc redisClient) *client {
-	return useOurs(func(key string) *redismutex.RWMutex { return redismutex.NewMutex(rc, key) })
+	c := useOurs(func(key string) *redismutex.RWMutex { return redismutex.NewMutex(rc, key) })
+	m := redismutex.NewMutex(rc, "many")
+	c.many = func(key string) lock {
+		return func(ctx context.Context) (func() error, error) {
+			l, err := m.LockContext(ctx, redismutex.WithKey(key))
+			if err != nil {
+				return nil, err
+			}
+			return func() error { return l.UnlockContext(context.Background()) }, nil
+		}
+	}
+	return c
 }
 
 func useOurs(mutex func(key string) *redismutex.RWMutex) *client {

@@ -55,6 +55,9 @@ func heldMain(args []string) error {
 	if err != nil {
 		return err
 	}
+	if c.many == nil {
+		c.many = c.lock
+	}
 	rc := dial(addr)
 	hold := func(prefix string, n int) ([]func() error, error) {
 		unlocks, errs := make([]func() error, n), make([]error, n)
@@ -63,7 +66,7 @@ func heldMain(args []string) error {
 		for i := range n {
 			turns <- struct{}{}
 			all.Go(func() {
-				unlocks[i], errs[i] = c.lock(fmt.Sprint(prefix, i))(ctx)
+				unlocks[i], errs[i] = c.many(fmt.Sprint(prefix, i))(ctx)
 				<-turns
 			})
 		}
