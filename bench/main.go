@@ -46,6 +46,7 @@ func main() {
 type bench struct {
 	turn    time.Duration
 	rounds  int
+	often   int    // how many times as many where turns are short
 	cpu     string // of the servers and the proxies, or "" for any
 	dir     string
 	servers []*redistest.Server
@@ -98,9 +99,9 @@ func bid(args []string, stdout, stderr io.Writer) error {
 	if *render {
 		return results.render(*root, stdout)
 	}
-	b := &bench{turn: *turn, rounds: *rounds, cpu: cpu}
+	b := &bench{turn: *turn, rounds: *rounds, often: 10, cpu: cpu}
 	if *quick {
-		b.turn, b.rounds = 20*time.Millisecond, 1
+		b.turn, b.rounds, b.often = 20*time.Millisecond, 1, 1
 		heldCounts, waitCounts = []int{20, 100}, []int{10, 100}
 	}
 	err = b.measure(match, results, stderr)

@@ -51,6 +51,7 @@ func heldMain(args []string) error {
 	if err != nil {
 		return err
 	}
+	time.AfterFunc(2*window+time.Minute, func() { panic("somebody is never granted a lock that is free") })
 	c, err := open(library, addr)
 	if err != nil {
 		return err
@@ -166,6 +167,7 @@ func wait(rc *redis.Client, holder, waiter *client, key string, n int, window ti
 	look(0)
 	var all sync.WaitGroup
 	var left atomic.Int64
+	began := time.Now()
 	errs := make([]error, n)
 	for i := 0; i < n && err == nil; {
 		for range min(connections, n-i) { // so many at once, lest what they wait for is a connection
@@ -181,11 +183,14 @@ func wait(rc *redis.Client, holder, waiter *client, key string, n int, window ti
 			})
 		}
 		for joined := int64(0); joined < int64(i) && err == nil; {
-			if left.Load() > 0 {
+			switch {
+			case left.Load() > 0:
 				err = errors.New("somebody waits no more, and the lock has not been unlocked")
-				break
+			case time.Since(began) > time.Minute:
+				err = fmt.Errorf("only %d of %d joined within a minute", joined, i)
+			default:
+				joined, err = rc.ZCard(ctx, "{"+key+"}:lock-intent").Result()
 			}
-			joined, err = rc.ZCard(ctx, "{"+key+"}:lock-intent").Result()
 		}
 	}
 	look(1)
@@ -194,7 +199,9 @@ func wait(rc *redis.Client, holder, waiter *client, key string, n int, window ti
 	look(2)
 	took := time.Since(start)
 	err = errors.Join(err, unlock())
-	all.Wait()
+	if !ends(&all, time.Minute) {
+		return nil, errors.Join(err, errors.New("some still waited a minute after the lock was free"))
+	}
 	look(3)
 	if err := errors.Join(append(errs, err)...); err != nil {
 		return nil, err

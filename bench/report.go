@@ -188,7 +188,8 @@ func (r *Results) tables() string {
 	}
 	near, far = "hand-off/"+loopback, "hand-off/"+distant
 	t += r.block("Hand-off to another client that waits: from the start of Unlock to the return of Lock", near,
-		r.value("µs", near, "µs"), r.value("µs at 1 ms", far, "µs"), r.value("round trips", far, "round trips"))
+		r.value("µs", near, "µs"), r.value("µs at 1 ms", far, "µs"), r.value("round trips", far, "round trips"),
+		r.value("never woken, %", near, "lost %"), r.value("at 1 ms, %", far, "lost %"))
 	t += r.block("Mostly reads: 64 goroutines, one key, 95 % read locks where there are any", "mostly reads",
 		r.value("locks/s", "mostly reads", "locks/s"), r.times("× "+pairs, "mostly reads", "locks/s", pairs))
 	for _, net := range []string{loopback, distant} {

@@ -15,8 +15,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// patience is how long those who wait at the end of a turn may take to leave.
-const patience = 10 * time.Second
+// patience is how long one may wait who has no reason to: the lock is free, or the turn is over.
+const patience = ttl + time.Second
 
 // A crowd is what goroutines that lock and unlock, again and again, came to.
 type crowd struct {
@@ -64,15 +64,23 @@ func run(ctx context.Context, locks []lock, turn time.Duration, atEnd func() err
 	over.Store(true)
 	c.took, c.handovers = time.Since(start), handovers.Load()
 	err := atEnd()
-	left := make(chan struct{})
-	go func() { all.Wait(); close(left) }()
-	select {
-	case <-left:
-	case <-time.After(patience):
+	if !ends(&all, patience) {
 		return nil, fmt.Errorf("some still waited %v after the turn", patience)
 	}
 	c.waits = slices.Concat(waits...)
 	return c, errors.Join(append(errs, err)...)
+}
+
+// ends says whether all do within that time.
+func ends(all *sync.WaitGroup, within time.Duration) bool {
+	done := make(chan struct{})
+	go func() { all.Wait(); close(done) }()
+	select {
+	case <-done:
+		return true
+	case <-time.After(within):
+		return false
+	}
 }
 
 func (c *crowd) sample() sample {
@@ -93,13 +101,15 @@ func (c *crowd) sample() sample {
 
 // handOffs has a lock go from one client to another that waits for it already, until the turn is over: how long from the start of
 // Unlock to the return of Lock? Whether one waits no library tells: it is given its time, and so much more by chance that those who
-// poll are met at any moment of their pause. The last before is a PING, so that nothing is asleep, and another one for its time.
-func handOffs(from, to lock, rc *redis.Client, turn time.Duration) (took, trips []time.Duration, err error) {
-	ctx := context.Background()
-	for start := time.Now(); time.Since(start) < turn; {
+// poll are met at any moment of their pause. The last before is a PING, so that nothing is asleep, and another one for its time. Who is
+// not woken at all is lost, and has waited for as long as it was left to.
+func handOffs(from, to lock, rc *redis.Client, turn time.Duration) (took, trips []time.Duration, lost int, err error) {
+	once := func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
 		unlock, err := from(ctx)
 		if err != nil {
-			return nil, nil, err
+			return err
 		}
 		type grant struct {
 			at     time.Time
@@ -116,24 +126,29 @@ func handOffs(from, to lock, rc *redis.Client, turn time.Duration) (took, trips 
 		for range 2 {
 			t = time.Now()
 			if err := rc.Ping(ctx).Err(); err != nil {
-				return nil, nil, err
+				return err
 			}
 		}
 		trips = append(trips, time.Since(t))
 		t = time.Now()
 		if err := unlock(); err != nil {
-			return nil, nil, err
+			return err
 		}
 		g := <-granted
-		if g.err != nil {
-			return nil, nil, g.err
-		}
 		took = append(took, g.at.Sub(t))
-		if err := g.unlock(); err != nil {
-			return nil, nil, err
+		switch {
+		case g.err != nil && ctx.Err() != nil:
+			lost++
+			return nil
+		case g.err != nil:
+			return g.err
 		}
+		return g.unlock()
 	}
-	return took, trips, nil
+	for start := time.Now(); time.Since(start) < turn && err == nil; {
+		err = once()
+	}
+	return took, trips, lost, err
 }
 
 // mostlyReads locks to write every 20th time, to read else, where the library can.

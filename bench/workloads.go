@@ -54,7 +54,7 @@ var (
 
 func (b *bench) workloads() (all []workload) {
 	// With nobody in the way a turn can be short, and rounds be many: so they are by turns more often.
-	often := func(w *workload) { w.rounds, w.turn = 10*b.rounds, w.turn/10 }
+	often := func(w *workload) { w.rounds, w.turn = b.often*b.rounds, w.turn/time.Duration(b.often) }
 	add := func(name string, libraries []string, turn time.Duration, prepare func(string) (*turner, error)) *workload {
 		all = append(all, workload{name: name, libraries: libraries, turn: turn, prepare: prepare})
 		return &all[len(all)-1]
@@ -178,12 +178,13 @@ func (b *bench) handOff(net *network) func(string) (*turner, error) {
 		turn := func(d time.Duration) (sample, []time.Duration, error) {
 			rc := dial(net.addr)
 			defer rc.Close()
-			took, trips, err := handOffs(from, to, rc, d)
+			took, trips, lost, err := handOffs(from, to, rc, d)
 			if err != nil {
 				return nil, nil, err
 			}
 			typical, trip := median(took), median(trips)
-			return sample{"µs": typical.Seconds() * 1e6, "round trips": typical.Seconds() / trip.Seconds()}, took, nil
+			return sample{"µs": typical.Seconds() * 1e6, "round trips": typical.Seconds() / trip.Seconds(),
+				"lost %": 100 * float64(lost) / float64(len(took))}, took, nil
 		}
 		return &turner{turn, closeAll}, nil
 	}
