@@ -383,6 +383,9 @@ func (h *hold) fails(s *stake, why error) news {
 		return h.lose(why)
 	}
 	if h.try && h.phase == wanted {
+		if wasIn { // a grant that was kept first, and is lost: it is Redis that failed
+			s.why = redisError(why)
+		}
 		h.release(s)
 		h.decide(now())
 		return news{}
@@ -518,7 +521,7 @@ func (h *hold) decide(t instant) {
 		}
 	}
 	n := len(h.stakes)
-	h.stood = h.stood || quorum.Decide(n, in, failed) == quorum.Yes
+	h.stood = h.stood || !h.try && quorum.Decide(n, in, failed) == quorum.Yes
 	switch {
 	case quorum.Decide(n, sure, 0) == quorum.Yes:
 		h.agree(soon, highest)

@@ -396,6 +396,24 @@ func TestEnterAnsweredTooLateGivesNoLock(t *testing.T) {
 	})
 }
 
+// A try whose grant comes so late that it is kept first, and is unknown to Redis by
+// then, is refused: it never waits.
+func TestTryThatIsLostBeforeItIsALockIsRefused(t *testing.T) {
+	inBubble(t, func(w *world) {
+		mutex := NewMutex(w.client(w.link, func(o *redis.Options) { o.ReadTimeout = time.Hour }), "x")
+		w.unlock(w.lock(mutex, true))
+		release := w.link.HoldReply(lockScript.digest.(string))
+		ctx, cancel := context.WithTimeout(w.Context(), time.Minute)
+		defer cancel()
+		refused := make(chan error)
+		go func() { _, err := mutex.TryLockContext(ctx); refused <- err }()
+		time.Sleep(DefaultTTL * 7 / 8)
+		w.m.FlushAll()
+		release()
+		w.matches(<-refused, ErrRedis)
+	})
+}
+
 // The rule: a "waiting" that arrives after the grant never demotes it. Only
 // "gone" means lost.
 func TestOldWaitingDoesNotDemoteAGrant(t *testing.T) {
