@@ -40,15 +40,15 @@ type endpoint struct {
 	box      *mailbox.Box
 	keeper   keeper
 
-	ids    atomic.Uint64
-	resend time.Duration // a call that took as long may have been sent twice
-	mute   atomic.Bool   // PUBLISH is refused
-	looked atomic.Bool   // the server's settings have been looked at
+	ids     atomic.Uint64
+	resend  time.Duration // a call that took as long may have been sent twice
+	mute    atomic.Bool   // PUBLISH is refused
+	looked  atomic.Bool   // the server's settings have been looked at
+	workers workers
 
 	// For locks over several nodes:
-	addr    string                  // "" if rc does not say
-	sick    atomic.Pointer[illness] // nil: it is well
-	workers workers
+	addr string                  // "" if rc does not say
+	sick atomic.Pointer[illness] // nil: it is well
 }
 
 // endpoints holds the endpoint of each client for as long as a mutex uses it.

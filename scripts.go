@@ -195,14 +195,14 @@ func (ep *endpoint) interruptibly(ctx context.Context, s *script, c cmd) (reply,
 		err   error
 	}
 	answers := make(chan answer, 1)
-	go func() {
+	ep.workers.run(func() {
 		sent := ctx
 		if s == unlockScript {
 			sent = context.WithoutCancel(ctx) // it is to be sent in any case
 		}
 		r, err := ep.run(sent, s, c)
 		answers <- answer{r, err}
-	}()
+	})
 	select {
 	case a := <-answers:
 		if a.err != nil && ctx.Err() != nil {
