@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/redismutex/redismutex/internal/redistest"
 )
@@ -65,12 +66,12 @@ func TestHotScriptsRunFewCommands(t *testing.T) {
 	costs("the first reader enters", 8, enter(first, granted))
 	costs("another reader enters", 10, enter(second, granted))
 	s.is(third.enter(), granted)
-	costs("a reader leaves", 8, leave(first))
-	waits, behind := s.writer(), s.reader()
+	costs("a reader leaves", 7, leave(first))
+	waits, behind := s.writer(), s.party(false, 2*time.Minute, firstCome)
 	s.is(waits.enter(), waiting)
-	costs("a reader waits behind a writer", 14, enter(behind, waiting))
-	costs("a reader leaves others, and a writer waits", 8, leave(second))
-	s.is(third.leave(), left)
+	costs("a reader waits behind a writer", 12, enter(behind, waiting))
+	costs("a reader leaves others, and a writer waits", 7, leave(second))
+	costs("the last reader hands on to a writer", 12, leave(third))
 	s.held(waits)
 	costs("a reader waits for a writer", 10, enter(s.reader(), waiting))
 	costs("a writer is kept", 2, func() { s.is(waits.keepHold(), granted) })

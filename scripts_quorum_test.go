@@ -820,10 +820,10 @@ func (s *stage) living() []string {
 // fastPaths is where each of them begins, and what begins none.
 var fastPaths = [][2]string{
 	{"if last and last >= 1e14 and", "if false and"},
-	{"local held = ARGV[3] == 'join:0' and", "local held = false and"},
-	{"if redis.call('EXISTS', KEYS[2]) == 0 then", "if false then"},
-	{"if mine and not tombstone then", "if false then"},
-	{"if ARGV[2] == 'r' and not tombstone", "if false"},
+	{"if back and back[1] and", "if false and"},
+	{"if free or known and", "if false and"},
+	{"local alone, popped = mine and not tombstone, nil", "local alone, popped = false, nil"},
+	{"if type(readers) == 'number' and", "if false and"},
 	{"if (held == 'string' or held == 'set') and", "if false and"},
 }
 

@@ -905,6 +905,69 @@ func TestKeepMakesNoLease(t *testing.T) {
 	})
 }
 
+// Promise 4: the head that a leave has taken out of the queue is put back where there
+// is too much to settle first, and the queue does not outlive its leases.
+func TestHeadIsPutBackWhereManyAreDead(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		ctx := context.Background()
+		holder, head := s.writer(), s.reader()
+		s.is(holder.enter(), granted)
+		s.is(head.enter(), waiting)
+		for range 250 { // as many as one script lets go
+			dead := s.writer()
+			s.is(dead.enter(), waiting)
+			dead.die()
+		}
+		if r := head.must(unlockScript.parse(s.ep.eval(ctx, unlockScript, holder.leaveCmd()))); r.status != left || !r.more {
+			t.Errorf("%+v", r)
+		}
+		s.queued(head)
+		if ttl := s.rc.PTTL(ctx, s.keys.intents).Val(); ttl <= 0 {
+			t.Errorf("the queue lives for %v", ttl)
+		}
+		s.is(holder.leave(), gone)
+		s.held(head)
+	})
+}
+
+// Promises 5 and 3: the last reader hands on to a writer, leaves no lease behind, and
+// the keys live no longer than the leases that are left. One whose lease has ended is
+// told so.
+func TestLastReaderHandsOnToAWriter(t *testing.T) {
+	onBothServers(t, func(s *stage) {
+		ctx := context.Background()
+		first := s.writer()
+		s.is(first.enter(), granted) // the counter is made
+		s.is(first.leave(), left)
+		for _, longest := range []time.Duration{time.Second * 30, time.Hour} {
+			reader, next, last := s.party(false, longest, firstCome), s.writer(), s.party(true, 2*time.Minute, firstCome)
+			s.is(reader.enter(), granted)
+			s.is(next.enter(), waiting)
+			s.is(last.enter(), waiting)
+			s.is(reader.leave(), left)
+			s.held(next)
+			s.queued(last)
+			if ids := s.rc.ZRange(ctx, s.keys.leases, 0, -1).Val(); !slices.Equal(ids, []string{last.id}) {
+				t.Errorf("leases of %q", ids)
+			}
+			for _, key := range []string{s.keys.intents, s.keys.leases} {
+				if ttl := s.rc.PTTL(ctx, key).Val(); ttl <= 0 || ttl > 2*time.Minute {
+					t.Errorf("%s lives for %v", key, ttl)
+				}
+			}
+			s.is(next.leave(), left)
+			s.is(last.leave(), left)
+		}
+		dead, next := s.reader(), s.writer()
+		s.is(dead.enter(), granted)
+		s.is(next.enter(), waiting)
+		s.is(s.party(true, 2*time.Minute, firstCome).enter(), waiting)
+		dead.die()
+		s.is(dead.leave(), gone)
+		s.held(next)
+	})
+}
+
 // A tombstone is there for two TTLs: meanwhile those whom it does not concern are
 // served by the fast path, which does not ask what the holder key is.
 func TestTombstonesSlowNobodyDown(t *testing.T) {

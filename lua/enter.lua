@@ -4,9 +4,9 @@
 -- behind returns the rank behind everyone of a class, so that neither a tie nor
 -- a clock that steps back reorders them, and who waits right before it.
 local function behind(class)
-	local last = redis.call('ZRANGE', INTENTS, -1, -1, 'WITHSCORES')
+	local last = redis.call('ZRANGE', INTENTS, '-1', '-1', 'WITHSCORES')
 	if last[1] and class < 0 and tonumber(last[2]) >= 0 then
-		last = redis.call('ZREVRANGEBYSCORE', INTENTS, '(0', '-inf', 'WITHSCORES', 'LIMIT', 0, 1)
+		last = redis.call('ZREVRANGEBYSCORE', INTENTS, '(0', '-inf', 'WITHSCORES', 'LIMIT', '0', '1')
 	end
 	return math.max(us + class, (tonumber(last[2]) or class) + 1), last[1]
 end

@@ -22,15 +22,18 @@ if others == 0 or others == 1 and redis.call('PTTL', KEYS[3]) > 0
 		-- The next token, as next_token of prelude.lua has it.
 		if not ARGV[4] then
 			local time = redis.call('TIME')
-			return redis.call('INCRBY', KEYS[4], math.max(1, time[1] * 1000000 + time[2] - last))
+			return redis.call('INCRBY', KEYS[4], string.format('%d', math.max(1, time[1] * 1000000 + time[2] - last)))
 		end
 		local token = math.max(last + 1, ARGV[4] % 4e15)
-		redis.call('SET', KEYS[4], string.format('%d', token), 'PX', 86400000)
+		redis.call('SET', KEYS[4], string.format('%d', token), 'PX', '86400000')
 		return token
 	end
 end
 
 local kind, mine, score = 'w', false, tonumber(ARGV[4])
+local held = ARGV[3] == 'join:0' and redis.call('TYPE', KEYS[1]).ok
+local back = (held == 'set' or held == 'string' and redis.call('GET', KEYS[1]) ~= ARGV[1])
+	and redis.call('ZRANGE', KEYS[2], '-1', '-1', 'WITHSCORES')
 
 -- include queue.lua
 -- include prelude.lua

@@ -44,7 +44,7 @@ local BATCH = 250
 -- that has taken over, is greater than all before it, unless the clock has been set
 -- back, or a million grants a second were made. Of a quorum it lives so long after
 -- its last use, so that the clocks of the nodes may differ.
-local RETENTION = 86400000
+local RETENTION = '86400000'
 
 -- No counter of ours is below this: µs since 1970, in the year 1973.
 local FLOOR = 1e14
@@ -71,14 +71,16 @@ local shorter = false
 -- caller's own mailbox an unlock takes back in its reply.
 local news, own, carried = nil, nil, nil
 
--- Whole numbers from 1e14 up lose digits where Lua joins them to strings.
+-- Whole numbers from 1e14 up lose digits where Lua joins them to strings. And what is
+-- handed to a command as a number Redis prints by itself, which takes longer than most
+-- commands do: so all are handed over as strings, also those written here.
 local function digits(n)
 	return string.format('%d', n)
 end
 
 local function reply(status, value)
 	if score then
-		local last = status ~= FOREIGN and redis.call('ZRANGE', INTENTS, -1, -1, 'WITHSCORES')[2]
+		local last = status ~= FOREIGN and redis.call('ZRANGE', INTENTS, '-1', '-1', 'WITHSCORES')[2]
 		return {status, value or 0, more + untold + preceded, carried or '', tonumber(last or 0)}
 	end
 	if not value and more + untold == 0 and not carried and (status == GRANTED or status == LEFT) then
@@ -108,7 +110,7 @@ end
 local function next_token(s)
 	local n = redis.call('INCR', TOKEN)
 	if not score and n > 1 and n < us then
-		n = redis.call('INCRBY', TOKEN, us - n)
+		n = redis.call('INCRBY', TOKEN, digits(us - n))
 	end
 	return seeded(n, score and s % SPAN)
 end
@@ -125,7 +127,7 @@ end
 
 -- expire lets every key live as long as the longest lease, and no longer.
 local function expire()
-	local last = redis.call('ZRANGE', LEASES, -1, -1, 'WITHSCORES')[2]
+	local last = redis.call('ZRANGE', LEASES, '-1', '-1', 'WITHSCORES')[2]
 	if last then
 		redis.call('PEXPIREAT', LEASES, last)
 		redis.call('PEXPIREAT', INTENTS, last)
@@ -139,7 +141,7 @@ end
 -- drop takes out whoever's lease has ended. It never touches a writer: that
 -- lease is the holder key's own TTL.
 local function drop()
-	local ended = redis.call('ZRANGEBYSCORE', LEASES, '-inf', now, 'LIMIT', 0, BATCH)
+	local ended = redis.call('ZRANGEBYSCORE', LEASES, '-inf', digits(now), 'LIMIT', '0', digits(BATCH))
 	if #ended == 0 then
 		return
 	end
@@ -178,6 +180,9 @@ end
 
 -- admit_readers makes waiters, taken out of the intents, readers.
 local function admit_readers(ids)
+	if #ids == 0 then
+		return
+	end
 	local living = {}
 	for i, ends in ipairs(redis.call('ZMSCORE', LEASES, unpack(ids))) do
 		if lives(ends) then
@@ -193,15 +198,18 @@ local function admit_readers(ids)
 	end
 end
 
--- readers_in_front is the run of readers at the head of the intents, a batch
--- of it.
-local function readers_in_front()
-	local ids = {}
-	for _, member in ipairs(redis.call('ZRANGE', INTENTS, 0, BATCH - 1)) do
-		if string.sub(member, 1, 1) ~= 'r' then
-			break
-		end
-		ids[#ids + 1] = string.sub(member, 2)
+-- readers_in_front takes the run of readers at the head of the intents out of them, a
+-- batch of it. first is who has been taken out before, and leads it.
+local function readers_in_front(first)
+	local ids = {first}
+	local run = redis.call('ZRANGE', INTENTS, '0', digits(BATCH - 1 - #ids))
+	local n = 0
+	while run[n + 1] and string.sub(run[n + 1], 1, 1) == 'r' do
+		n = n + 1
+		ids[#ids + 1] = string.sub(run[n], 2)
+	end
+	if n > 0 then
+		redis.call('ZREMRANGEBYRANK', INTENTS, '0', digits(n - 1))
 	end
 	if #ids == BATCH then
 		more = 1
@@ -213,31 +221,29 @@ end
 -- it joins them, or goes, if its lease has ended. Whoever else's has ended goes
 -- first: a reader may be all that stands in the way, or a writer that waits in a
 -- run of readers. The messages go out last: nothing of a script is taken back when
--- a command of it fails.
-local function settle()
+-- a command of it fails. head is that of the intents if it has been taken out.
+local function settle(head)
 	if held == 'set' or held == 'none' then
 		drop()
 	end
-	while more == 0 do
-		if held == 'none' then
-			local head = redis.call('ZPOPMIN', INTENTS)
-			if not head[1] then
-				break
-			elseif string.sub(head[1], 1, 1) == 'w' then
-				admit_writer(string.sub(head[1], 2), head[2])
-			else
-				admit_readers({string.sub(head[1], 2)})
-			end
-		elseif held == 'set' then
-			local ids = readers_in_front()
-			if #ids == 0 then
-				break
-			end
-			redis.call('ZREMRANGEBYRANK', INTENTS, 0, #ids - 1)
-			admit_readers(ids)
-		else
+	if held == 'set' and more == 0 then
+		admit_readers(readers_in_front())
+	end
+	while more == 0 and held == 'none' do
+		head = head or redis.call('ZPOPMIN', INTENTS)
+		if not head[1] then
+			head = nil
 			break
+		elseif string.sub(head[1], 1, 1) == 'w' then
+			admit_writer(string.sub(head[1], 2), head[2])
+		else
+			admit_readers(readers_in_front(string.sub(head[1], 2)))
 		end
+		head = nil
+	end
+	if head then
+		redis.call('ZADD', INTENTS, head[2], head[1])
+		shorter = true -- the key has no TTL if it is a new one
 	end
 	if shorter then
 		expire()

@@ -1,26 +1,25 @@
 -- queue.lua: the fast path of an enter that has to wait: somebody holds, and
 -- somebody waits already. Where that is a writer who waits for readers, or anybody
 -- who waits for a writer, there is nothing to hand on, and the keys are ours, as the
--- last waiter has a lease in them. It expects the locals kind and score.
-local held = ARGV[3] == 'join:0' and redis.call('TYPE', KEYS[1]).ok
-if held == 'set' or held == 'string' and (kind == 'r' or redis.call('GET', KEYS[1]) ~= ARGV[1]) then
-	local last = redis.call('ZRANGE', KEYS[2], -1, -1, 'WITHSCORES')
-	local leases = last[1] and redis.call('ZMSCORE', KEYS[3], string.sub(last[1], 2), '-' .. ARGV[1])
-	if leases and leases[1] and not leases[2] then
+-- last waiter has a lease in them. It expects the locals kind and score; held, the
+-- type of the holder key; and back, who waits last, and where: a list, or false if
+-- the caller holds already, or nobody does.
+if back and back[1] and ARGV[3] == 'join:0' then
+	local leases = redis.call('ZMSCORE', KEYS[3], string.sub(back[1], 2), '-' .. ARGV[1])
+	if leases[1] and not leases[2] then
 		local time = redis.call('TIME')
 		local us = time[1] * 1000000 + time[2]
 		local now = math.floor(us / 1000)
-		local rank = score or math.max(us, last[2] + 1)
-		-- Among readers: it is none of them, the lease of none has ended, and the
-		-- head waits for them to leave.
-		if rank > tonumber(last[2]) and (held == 'string'
-				or redis.call('SISMEMBER', KEYS[1], ARGV[1]) == 0
-				and redis.call('ZCOUNT', KEYS[3], 0, now) == 0
-				and string.sub(redis.call('ZRANGE', KEYS[2], 0, 0)[1], 1, 1) == 'w')
-			and redis.call('ZADD', KEYS[2], 'NX', string.format('%d', rank), kind .. ARGV[1]) == 1 then
-			local ends = now + ARGV[2]
-			local expiry = string.format('%d', ends)
-			redis.call('ZADD', KEYS[3], expiry, ARGV[1])
+		local rank = score or math.max(us, back[2] + 1)
+		local ends = now + ARGV[2]
+		local expiry = string.format('%d', ends)
+		-- Among readers: the lease of none has ended, and the head waits for them to
+		-- leave. Who has a lease already has been here before.
+		if rank > tonumber(back[2]) and (held == 'string'
+				or redis.call('ZCOUNT', KEYS[3], '0', string.format('%d', now)) == 0
+				and string.sub(redis.call('ZRANGE', KEYS[2], '0', '0')[1], 1, 1) == 'w')
+			and redis.call('ZADD', KEYS[3], 'NX', expiry, ARGV[1]) == 1 then
+			redis.call('ZADD', KEYS[2], string.format('%d', rank), kind .. ARGV[1])
 			-- The keys live at least as long as the last waiter's lease.
 			if tonumber(leases[1]) < ends and now + redis.call('PTTL', KEYS[3]) < ends then
 				redis.call('PEXPIREAT', KEYS[3], expiry)

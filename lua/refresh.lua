@@ -29,8 +29,8 @@ if (held == 'string' or held == 'set') and redis.call('PTTL', KEYS[1]) >= 0 then
 	local now = time[1] * 1000 + math.floor(time[2] / 1000)
 	local ends, front = now + ARGV[2], nil
 	local expiry = string.format('%d', ends)
-	if place and redis.call('ZCOUNT', KEYS[3], 0, now) == 0
-		and (held == 'string' or string.sub(redis.call('ZRANGE', KEYS[2], 0, 0)[1], 1, 1) == 'w')
+	if place and redis.call('ZCOUNT', KEYS[3], '0', string.format('%d', now)) == 0
+		and (held == 'string' or string.sub(redis.call('ZRANGE', KEYS[2], '0', '0')[1], 1, 1) == 'w')
 		and redis.call('ZADD', KEYS[3], 'XX', 'GT', 'CH', expiry, ARGV[1]) == 1 then
 		if now + redis.call('PTTL', KEYS[3]) < ends then
 			for i = held == 'set' and 1 or 2, 3 do
@@ -38,9 +38,10 @@ if (held == 'string' or held == 'set') and redis.call('PTTL', KEYS[1]) >= 0 then
 			end
 		end
 		if place > 0 then
-			front = redis.call('ZSCORE', KEYS[3], string.sub(redis.call('ZRANGE', KEYS[2], place - 1, place - 1)[1], 2))
+			local before = string.format('%d', place - 1)
+			front = redis.call('ZSCORE', KEYS[3], string.sub(redis.call('ZRANGE', KEYS[2], before, before)[1], 2))
 		elseif held == 'set' then
-			front = redis.call('ZRANGE', KEYS[3], 0, 0, 'WITHSCORES')[2]
+			front = redis.call('ZRANGE', KEYS[3], '0', '0', 'WITHSCORES')[2]
 		else
 			front = now + redis.call('PTTL', KEYS[1])
 		end

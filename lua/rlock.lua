@@ -5,14 +5,17 @@
 -- Reply as of prelude.lua: granted, waiting, busy, buried or foreign;
 --       gone for an id that has waited and whose lease has ended.
 
+local kind, mine, score = 'r', false, tonumber(ARGV[4])
+local held = redis.call('TYPE', KEYS[1]).ok
+local back = (held == 'set' or held == 'string') and redis.call('ZRANGE', KEYS[2], '-1', '-1', 'WITHSCORES')
+
 -- Nobody waits, and nobody holds, or readers do whose keys are ours: those have a TTL,
 -- and a lease. That some of the leases may have ended makes no difference to one more.
-if redis.call('EXISTS', KEYS[2]) == 0 then
-	local held = redis.call('TYPE', KEYS[1]).ok
-	local last = (held == 'set' and redis.call('PTTL', KEYS[1]) > 0 or held == 'none')
-		and redis.call('ZRANGE', KEYS[3], -1, -1, 'WITHSCORES')
-	local free = last and held == 'none' and not last[1]
-	local known = last and held == 'set' and last[1] and redis.call('ZMSCORE', KEYS[3], '-' .. ARGV[1], ARGV[1])
+if held == 'none' and redis.call('EXISTS', KEYS[2]) == 0
+	or held == 'set' and not back[1] and redis.call('PTTL', KEYS[1]) > 0 then
+	local last = redis.call('ZRANGE', KEYS[3], '-1', '-1', 'WITHSCORES')
+	local free = held == 'none' and not last[1]
+	local known = held == 'set' and last[1] and redis.call('ZMSCORE', KEYS[3], '-' .. ARGV[1], ARGV[1])
 	if free or known and not known[1] and not known[2] then
 		local time = redis.call('TIME')
 		local ends = string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[2])
@@ -25,8 +28,6 @@ if redis.call('EXISTS', KEYS[2]) == 0 then
 		return 1 -- granted
 	end
 end
-
-local kind, mine, score = 'r', false, tonumber(ARGV[4])
 
 -- include queue.lua
 -- include prelude.lua

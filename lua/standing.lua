@@ -20,7 +20,7 @@ local function in_front(other)
 	if other then
 		ends = redis.call('ZSCORE', LEASES, string.sub(other, 2))
 	elseif held == 'set' then
-		ends = redis.call('ZRANGE', LEASES, 0, 0, 'WITHSCORES')[2]
+		ends = redis.call('ZRANGE', LEASES, '0', '0', 'WITHSCORES')[2]
 	else
 		return math.max(redis.call('PTTL', HOLDER), 0)
 	end
@@ -80,7 +80,7 @@ local function before(s, member)
 			return other
 		end
 	end
-	return redis.call('ZREVRANGEBYSCORE', INTENTS, '(' .. digits(s), '-inf', 'LIMIT', 0, 1)[1]
+	return redis.call('ZREVRANGEBYSCORE', INTENTS, '(' .. digits(s), '-inf', 'LIMIT', '0', '1')[1]
 end
 
 -- holding is the reply to a holder, or nil where id is none.
@@ -102,7 +102,7 @@ local function standing(kind, id, proposal)
 	if place and alien() then
 		return refuse(HOLDER)
 	elseif place and lives(redis.call('ZSCORE', LEASES, id)) then
-		local other = place > 0 and redis.call('ZRANGE', INTENTS, place - 1, place - 1)[1]
+		local other = place > 0 and redis.call('ZRANGE', INTENTS, digits(place - 1), digits(place - 1))[1]
 		return reply(WAITING, in_front(other))
 	end
 	return holding(kind, id, proposal) or reply(GONE)

@@ -58,7 +58,7 @@ var mutants = []mutant{
 	{"a writer that was granted keeps its waiter's lease", "lua/prelude.lua", "	redis.call('ZREM', LEASES, id)\n	if lives(ends)", "	if lives(ends)", model},
 
 	// Once.
-	{"unlock frees whoever holds", "lua/unlock.lua", "if mine and not tombstone then\n", "mine = ARGV[2] == 'w'\nif mine and not tombstone then\n", model},
+	{"unlock frees whoever holds", "lua/unlock.lua", "local alone, popped = mine and", "mine = ARGV[2] == 'w'\nlocal alone, popped = mine and", model},
 	{"an id enters again after it has left", "lua/enter.lua", "if redis.call('ZSCORE', LEASES, '-' .. id) then", "if false then", model},
 	{"an enter that may still be under way is not buried", "ballot.go", "s.bury = err != nil || time.Duration(t-start) >= s.node().resend", "s.bury = false", scenario("TestLateCopyOfAnEnterIsRefused")},
 	{"whoever is unknown is entered by its keep", "lua/refresh.lua", "elseif lives(redis.call('ZSCORE', LEASES, id)) then", "else", model},
@@ -66,9 +66,11 @@ var mutants = []mutant{
 	// Order, and nobody idle.
 	{"an enter overtakes those who wait", "lua/enter.lua", "if more == 0 and not other and (", "if more == 0 and (", model},
 	{"a keep hands nothing on when a lease has ended", "lua/refresh.lua", "drop()\nsettle()\n", "drop()\n", model},
-	{"a leave hands nothing on", "lua/unlock.lua", "settle()\nreturn reply(status)", "return reply(status)", model},
+	{"a leave hands nothing on", "lua/unlock.lua", "settle(popped)\nreturn reply(status)", "return reply(status)", model},
 	{"a downgrade lets the next writer in between", "lua/refresh.lua", "	redis.call('DEL', HOLDER)\n	redis.call('SADD'", "	redis.call('DEL', HOLDER)\n	held = 'none'\n	settle()\n	redis.call('SADD'", model},
 	{"who gives up does not leave", "ballot.go", "	h.phase = given // also if it was granted a moment ago\n	h.partAll()\n", "	h.phase = given\n", sim},
+
+	{"a try waits that has lost its grant", "ballot.go", "h.stood || !h.try && quorum", "h.stood || quorum", scenario("TestTryThatIsLostBeforeItIsALockIsRefused")},
 
 	// Tokens.
 	{"a token is not written back", "lua/prelude.lua", "	redis.call('SET', TOKEN, digits(n), 'PX', RETENTION)\n", "", model},
