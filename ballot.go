@@ -131,11 +131,15 @@ func (h *hold) enter(ctx context.Context, s *stake) {
 		if !try {
 			s.listen(ctx)
 		}
+		if !s.node().gate.enter(ctx) {
+			return
+		}
 		if ctx.Err() != nil || !h.begin(s) {
+			s.node().gate.leave()
 			return
 		}
 		start := now()
-		r, err := s.enter(ctx, try)
+		r, err := s.enter(ctx, try, s.node().gate.leave)
 		s = h.entered(s, start, r, err)
 	}
 }

@@ -52,7 +52,7 @@ func TestHotScriptsRunFewCommands(t *testing.T) {
 			continue
 		}
 		costs("a writer waits", 11, enter(next, waiting))
-		rc.ZIncrBy(context.Background(), keys.leases, -1000, next.id) // a second ago
+		rc.ZIncrBy(context.Background(), keys.leases(), -1000, next.id) // a second ago
 		costs("it is kept", 12, func() { s.is(next.keep(), waiting) })
 	}
 	for _, next := range queue {

@@ -45,6 +45,7 @@ type endpoint struct {
 	mute    atomic.Bool   // PUBLISH is refused
 	looked  atomic.Bool   // the server's settings have been looked at
 	workers workers
+	gate    gate
 
 	// For locks over several nodes:
 	addr string                  // "" if rc does not say
@@ -104,8 +105,47 @@ func newEndpoint(rc redis.Scripter) *endpoint {
 	ep.box = mailbox.New(sub, mailboxes+strconv.FormatUint(boxes.Add(1), 10))
 	ep.keeper.ep = ep
 	ep.workers = make(workers)
+	ep.gate = make(gate, inFlight(rc))
 	return ep
 }
+
+// A gate lets in only so many at a time who enter. Were thousands to ask at once,
+// they would wait in the client's pool for longer than their TTL, and renewals behind
+// them: all would find that they are too late, and ask again, for ever.
+type gate chan struct{}
+
+// inFlight is how many are let in: some for each connection, so that none of these is
+// idle, and nobody waits for long.
+func inFlight(rc redis.Scripter) int {
+	const perConnection, most = 8, 1024
+	connections := most
+	switch rc := rc.(type) {
+	case interface{ Options() *redis.Options }:
+		connections = rc.Options().PoolSize
+	case interface{ Options() *redis.ClusterOptions }:
+		connections = rc.Options().PoolSize
+	case interface{ Options() *redis.RingOptions }:
+		connections = rc.Options().PoolSize
+	}
+	return min(perConnection*max(connections, 1), most)
+}
+
+// enter says whether it has let somebody in before ctx ended.
+func (g gate) enter(ctx context.Context) bool {
+	select {
+	case g <- struct{}{}:
+		return true
+	default:
+	}
+	select {
+	case g <- struct{}{}:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func (g gate) leave() { <-g }
 
 // resendAfter is the least time after which rc sends a command again whose
 // reply was lost: the first of its back-offs.

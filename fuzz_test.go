@@ -56,7 +56,7 @@ func TestSlot(t *testing.T) {
 }
 
 // all are the four keys.
-func (k *keys) all() []string { return []string{k.holder, k.intents, k.leases, k.token} }
+func (k *keys) all() []string { return []string{k.holder, k.intents(), k.leases(), k.token()} }
 
 // keysOf are the keys of a lock, with WithKey unless key is "".
 func keysOf(name, key string) (*keys, error) {

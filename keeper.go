@@ -271,9 +271,11 @@ func (k *keeper) calls(due []*stake) (calls []*call, limit instant) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	calls = make([]*call, len(due))
+	all := make([]call, len(due))
 	limit = due[0].until()
 	for i, s := range due {
-		c := &call{stake: s, script: refreshScript}
+		c := &all[i]
+		c.stake, c.script = s, refreshScript
 		if s.raises {
 			c.raise = s.hold.ballot.raise.Load()
 		}

@@ -627,7 +627,7 @@ func TestDerivedKeysShareTheSlot(t *testing.T) {
 			t.Errorf("%.20q: %v", name, err)
 			continue
 		}
-		for _, key := range []string{k.intents, k.leases, k.token} {
+		for _, key := range []string{k.intents(), k.leases(), k.token()} {
 			if hashed(key) != hashed(name) || key == name {
 				t.Errorf("%.20q and %.20q differ in their slot", name, key)
 			}
@@ -644,14 +644,14 @@ func TestNoTwoLocksShareAKey(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, key := range []string{k.holder, k.intents, k.leases, k.token} {
+		for _, key := range []string{k.holder, k.intents(), k.leases(), k.token()} {
 			if other, taken := seen[key]; taken {
 				t.Errorf("%q and %q share %q", name, other, key)
 			}
 			seen[key] = name
 		}
 		// Nor can it be named like one.
-		for _, key := range []string{k.intents, k.leases, k.token} {
+		for _, key := range []string{k.intents(), k.leases(), k.token()} {
 			if _, err := newKeys(key); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "another lock") {
 				t.Errorf("%q: %v", key, err)
 			}

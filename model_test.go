@@ -315,7 +315,7 @@ func (g *rig) near() bool {
 
 // shift has time pass on a server whose clock cannot be set: all ends come nearer.
 func (g *rig) shift(d int64) {
-	if err := shiftScript.Run(context.Background(), g.rc, []string{g.keys.leases}, d).Err(); err != nil {
+	if err := shiftScript.Run(context.Background(), g.rc, []string{g.keys.leases()}, d).Err(); err != nil {
 		g.t.Fatal(err)
 	}
 	s := &g.state
@@ -562,11 +562,11 @@ func (g *rig) parse(look *redis.Cmd) snapshot {
 		case key == g.keys.holder && kind == "set":
 			found.readers = words
 			slices.Sort(found.readers)
-		case key == g.keys.intents && kind == "zset":
+		case key == g.keys.intents() && kind == "zset":
 			found.intents = g.scores(words)
-		case key == g.keys.leases && kind == "zset":
+		case key == g.keys.leases() && kind == "zset":
 			found.leases = g.scores(words)
-		case key == g.keys.token && kind == "string":
+		case key == g.keys.token() && kind == "string":
 			found.token = words[0]
 		default:
 			found.other = append(found.other, kind+" "+key)
@@ -704,14 +704,14 @@ func (s snapshot) differs(keys *keys, m *model.State, now model.Time, b blur) st
 	if s.token != "" && s.token != strconv.FormatInt(n, 10) || !b.sameToken(n, m.Token) {
 		return fmt.Sprintf("token %q, want %d", s.token, m.Token)
 	}
-	if n != 0 && !b.sameMs(s.ends[keys.token], m.TokenEnds) {
-		return fmt.Sprintf("the token ends at %d, want %d", s.ends[keys.token], m.TokenEnds)
+	if n != 0 && !b.sameMs(s.ends[keys.token()], m.TokenEnds) {
+		return fmt.Sprintf("the token ends at %d, want %d", s.ends[keys.token()], m.TokenEnds)
 	}
-	m.Token, m.TokenEnds = n, s.ends[keys.token]
+	m.Token, m.TokenEnds = n, s.ends[keys.token()]
 
 	// How long the keys live: as long as the longest lease (promise 8).
 	for key, ends := range s.ends {
-		if key == keys.token || key == keys.holder && writer != "" {
+		if key == keys.token() || key == keys.holder && writer != "" {
 			continue
 		}
 		if !b.sameMs(ends, longest) {

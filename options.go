@@ -202,12 +202,11 @@ func WithOwner(owner string) LockOption {
 
 // keys are the names of one lock's keys. All are in the hash slot of holder.
 type keys struct {
-	holder  string // who holds?
-	intents string // who waits?
-	leases  string // until when does each count?
-	token   string // which was the last fencing token?
+	holder string
 
-	args [4]any // the same, as scripts take them
+	// As scripts take them: who holds? Who waits? Until when does each count?
+	// Which was the last fencing token?
+	args [4]any
 }
 
 // newKeys forms the keys of the lock named name. The slot of a key is that of
@@ -228,19 +227,16 @@ func newKeys(name string) (*keys, error) {
 	default:
 		base += ":"
 	}
-	k := &keys{
-		holder:  name,
-		intents: base + "lock-intent",
-		leases:  base + "lease",
-		token:   base + "token",
-	}
 	for _, suffix := range []string{"lock-intent", "lease", "token"} {
 		if tagged && (strings.HasSuffix(name, ":"+suffix) || strings.HasSuffix(name, ":its-"+suffix)) {
 			return nil, fmt.Errorf("%w: name %q: with that ending it is a key of another lock", ErrInvalid, name)
 		}
 	}
-	k.args = [4]any{k.holder, k.intents, k.leases, k.token}
-	return k, nil
+	intents := base + "lock-intent"
+	if !tagged {
+		name = intents[1 : 1+len(name)] // one string less for each lock that is held
+	}
+	return &keys{name, [4]any{name, intents, base + "lease", base + "token"}}, nil
 }
 
 func hasHashTag(name string) bool {

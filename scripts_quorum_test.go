@@ -56,7 +56,7 @@ func (s *stage) queued(want ...*party) {
 	for _, p := range want {
 		members = append(members, p.member())
 	}
-	if got := s.rc.ZRange(context.Background(), s.keys.intents, 0, -1).Val(); !slices.Equal(got, members) {
+	if got := s.rc.ZRange(context.Background(), s.keys.intents(), 0, -1).Val(); !slices.Equal(got, members) {
 		s.Errorf("in the queue %q, want %q", got, members)
 	}
 }
@@ -76,15 +76,15 @@ func (s *stage) told(want bool, holders ...*party) {
 
 // counter is the last token, 0 if there is none.
 func (s *stage) counter() int64 {
-	n, _ := s.rc.Get(context.Background(), s.keys.token).Int64()
+	n, _ := s.rc.Get(context.Background(), s.keys.token()).Int64()
 	return n
 }
 
 // count makes n the last token, 0 that there is none.
 func (s *stage) count(n int64) {
 	ctx := context.Background()
-	if s.rc.Set(ctx, s.keys.token, n, time.Hour); n == 0 {
-		s.rc.Del(ctx, s.keys.token)
+	if s.rc.Set(ctx, s.keys.token(), n, time.Hour); n == 0 {
+		s.rc.Del(ctx, s.keys.token())
 	}
 }
 
@@ -542,7 +542,7 @@ func TestTokenIsTheRankWhicheverWayItIsGranted(t *testing.T) {
 			if want == clock && token >= start && token <= s.rc.Time(ctx).Val().UnixMicro() {
 				want = token
 			}
-			if ttl := s.rc.PTTL(ctx, s.keys.token).Val(); ttl <= 23*time.Hour {
+			if ttl := s.rc.PTTL(ctx, s.keys.token()).Val(); ttl <= 23*time.Hour {
 				s.Errorf("%s: the counter lives for %v", way.name, ttl)
 			}
 			if again := w.enter().value; token != want || again != want || said != want && said != 0 {
@@ -578,7 +578,7 @@ func TestWithoutAScoreTheTokenIsTheNext(t *testing.T) {
 		if token := leaves(s, single, nil); token != ahead+2 {
 			s.Errorf("token %d", token)
 		}
-		if ttl := s.rc.PTTL(context.Background(), s.keys.token).Val(); ttl > time.Hour {
+		if ttl := s.rc.PTTL(context.Background(), s.keys.token()).Val(); ttl > time.Hour {
 			s.Errorf("the counter lives for %v", ttl)
 		}
 		w.die()
@@ -617,7 +617,7 @@ func TestRaise(t *testing.T) {
 		raises := func(to, want int64) {
 			s.Helper()
 			s.rc.PExpire(ctx, s.keys.holder, 5*time.Second)
-			before := s.rc.ZRangeWithScores(ctx, s.keys.intents, 0, -1).Val()
+			before := s.rc.ZRangeWithScores(ctx, s.keys.intents(), 0, -1).Val()
 			if token := s.is2(w.raise(to), granted); token != want {
 				s.Errorf("token %d, want %d", token, want)
 			}
@@ -626,7 +626,7 @@ func TestRaise(t *testing.T) {
 			}
 			s.tokenIs(want, w)
 			s.held(w)
-			if after := s.rc.ZRangeWithScores(ctx, s.keys.intents, 0, -1).Val(); !slices.Equal(after, before) {
+			if after := s.rc.ZRangeWithScores(ctx, s.keys.intents(), 0, -1).Val(); !slices.Equal(after, before) {
 				s.Errorf("in the queue %v, then %v", before, after)
 			}
 		}
@@ -638,7 +638,7 @@ func TestRaise(t *testing.T) {
 		raises(1, ahead+10)
 		s.join(w2, r)
 		raises(ahead+20, ahead+20)
-		s.rc.Del(ctx, s.keys.token)
+		s.rc.Del(ctx, s.keys.token())
 		raises(ahead+30, ahead+30)
 		if token := leaves(s, w, w2); token != ahead+31 {
 			s.Errorf("token %d after %d", token, ahead+30)
@@ -658,11 +658,11 @@ func TestOnlyTheWriterThatHoldsRaises(t *testing.T) {
 			for _, p := range ps {
 				before, now := s.counter(), float64(s.rc.Time(ctx).Val().UnixMilli())
 				if want != gone {
-					s.rc.ZAddXX(ctx, s.keys.leases, redis.Z{Score: now + 5000, Member: p.id})
+					s.rc.ZAddXX(ctx, s.keys.leases(), redis.Z{Score: now + 5000, Member: p.id})
 				}
 				r := p.raise(before + 100)
 				s.is(r, want)
-				if ends := s.rc.ZScore(ctx, s.keys.leases, p.id).Val(); want != gone && ends < now+60_000 {
+				if ends := s.rc.ZScore(ctx, s.keys.leases(), p.id).Val(); want != gone && ends < now+60_000 {
 					s.Errorf("%s: its lease is %v ms", p.id, ends-now)
 				}
 				if after := s.counter(); after != before || want == granted && r.value != 0 {
@@ -800,7 +800,7 @@ func (p *party) others(holds bool) (preceded bool, last int64) {
 		return false, 0
 	}
 	score, _ := strconv.ParseFloat(p.stake.hold.ballot.score.(string), 64)
-	for _, z := range p.rc.ZRangeWithScores(context.Background(), p.stage.keys.intents, 0, -1).Val() {
+	for _, z := range p.rc.ZRangeWithScores(context.Background(), p.stage.keys.intents(), 0, -1).Val() {
 		preceded = preceded || holds && (z.Score < score || z.Score == score && z.Member.(string) < p.member())
 		if last = int64(z.Score); last < 0 {
 			last += span
@@ -812,7 +812,7 @@ func (p *party) others(holds bool) (preceded bool, last int64) {
 // living are the holders whose lease has not ended.
 func (s *stage) living() []string {
 	return slices.DeleteFunc(s.holders(), func(id string) bool {
-		ends, err := s.rc.ZScore(context.Background(), s.keys.leases, id).Result()
+		ends, err := s.rc.ZScore(context.Background(), s.keys.leases(), id).Result()
 		return err == nil && ends == 1 // see die
 	})
 }
@@ -874,7 +874,7 @@ func TestFastPathsAgreeWithTheSlow(t *testing.T) {
 			for _, of := range []func(*stage) string{
 				func(s *stage) string { return fmt.Sprint("held by ", s.living()) },
 				func(s *stage) string {
-					return fmt.Sprint("in the queue ", s.rc.ZRange(ctx, s.keys.intents, 0, -1).Val())
+					return fmt.Sprint("in the queue ", s.rc.ZRange(ctx, s.keys.intents(), 0, -1).Val())
 				},
 				func(s *stage) string { return fmt.Sprint("last token ", s.counter()) },
 			} {
@@ -920,9 +920,9 @@ func TestForeignDataIsRefusedToThoseWithAScore(t *testing.T) {
 			"zset of ns":  func(k string) error { return s.rc.ZAdd(ctx, k, redis.Z{Score: 1.7e18, Member: "v"}).Err() },
 			"old counter": func(k string) error { return s.rc.Set(ctx, k, "41", 0).Err() },
 		} {
-			for _, key := range []string{s.keys.holder, s.keys.intents, s.keys.leases, s.keys.token} {
+			for _, key := range []string{s.keys.holder, s.keys.intents(), s.keys.leases(), s.keys.token()} {
 				for _, p := range []*party{s.w(10), s.r(10), s.at(10, true, writersFirst)} {
-					if !p.stake.hold.write && key == s.keys.token {
+					if !p.stake.hold.write && key == s.keys.token() {
 						continue // no matter to a reader
 					}
 					s.rc.FlushDB(ctx)
@@ -930,7 +930,7 @@ func TestForeignDataIsRefusedToThoseWithAScore(t *testing.T) {
 						s.Fatal(err)
 					}
 					before := s.dump()
-					r, err := p.stake.enter(ctx, false)
+					r, err := p.stake.enter(ctx, false, func() {})
 					if r.status != foreign && !errors.Is(err, ErrNotLock) || r.last != 0 {
 						s.Errorf("%s at %s: %+v, %v", name, key, r, err)
 					}

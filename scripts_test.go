@@ -62,6 +62,10 @@ func (s *stage) party(write bool, ttl time.Duration, order order) *party {
 	return &party{s, &stake{hold: h, write: write, id: id}, id}
 }
 
+func (k *keys) intents() string { return k.args[1].(string) }
+func (k *keys) leases() string  { return k.args[2].(string) }
+func (k *keys) token() string   { return k.args[3].(string) }
+
 func (s *stage) writer() *party { return s.party(true, time.Minute, firstCome) }
 func (s *stage) reader() *party { return s.party(false, time.Minute, firstCome) }
 
@@ -73,8 +77,8 @@ func (p *party) must(r reply, err error) reply {
 	return r
 }
 
-func (p *party) enter() reply { return p.must(p.stake.enter(context.Background(), false)) }
-func (p *party) try() reply   { return p.must(p.stake.enter(context.Background(), true)) }
+func (p *party) enter() reply { return p.must(p.stake.enter(context.Background(), false, func() {})) }
+func (p *party) try() reply   { return p.must(p.stake.enter(context.Background(), true, func() {})) }
 func (p *party) keep() reply {
 	return p.must(p.ep.run(context.Background(), refreshScript, p.keepCmd(p.kind(), 0)))
 }
@@ -97,7 +101,7 @@ func (p *party) die() {
 		p.rc.Del(ctx, p.stage.keys.holder)
 		return
 	}
-	if n := p.rc.ZAddXX(ctx, p.stage.keys.leases, redis.Z{Score: 1, Member: p.id}).Err(); n != nil {
+	if n := p.rc.ZAddXX(ctx, p.stage.keys.leases(), redis.Z{Score: 1, Member: p.id}).Err(); n != nil {
 		p.Fatal(n)
 	}
 }
@@ -268,12 +272,12 @@ func TestClockThatStepsBackDoesNotReorder(t *testing.T) {
 			early := s.party(true, time.Minute, order)
 			s.is(early.enter(), waiting)
 			// As if it had come an hour later, by a clock that was then set back.
-			if err := s.rc.ZIncrBy(ctx, s.keys.intents, 3.6e9, "w"+early.id).Err(); err != nil {
+			if err := s.rc.ZIncrBy(ctx, s.keys.intents(), 3.6e9, "w"+early.id).Err(); err != nil {
 				s.Fatal(err)
 			}
 			late := s.party(true, time.Minute, order)
 			s.is(late.enter(), waiting)
-			if order := s.rc.ZRange(ctx, s.keys.intents, 0, -1).Val(); order[1] != "w"+late.id {
+			if order := s.rc.ZRange(ctx, s.keys.intents(), 0, -1).Val(); order[1] != "w"+late.id {
 				s.Errorf("order %q", order)
 			}
 		})
@@ -287,7 +291,7 @@ func TestDropNeverTouchesAWriter(t *testing.T) {
 		w, r := s.writer(), s.reader()
 		s.is(w.enter(), granted)
 		s.is(r.enter(), waiting)
-		s.rc.ZAdd(context.Background(), s.keys.leases, redis.Z{Score: 1, Member: w.id})
+		s.rc.ZAdd(context.Background(), s.keys.leases(), redis.Z{Score: 1, Member: w.id})
 		s.is(r.keep(), waiting)
 		s.is(w.keep(), granted)
 		s.held(w)
@@ -304,7 +308,7 @@ func TestWriterHasNoEntryInTheLeases(t *testing.T) {
 		s.is(r.enter(), waiting)
 		s.is(w.leave(), left)
 		s.held(w2)
-		if leases := s.rc.ZRange(context.Background(), s.keys.leases, 0, -1).Val(); !slices.Equal(leases, []string{r.id}) {
+		if leases := s.rc.ZRange(context.Background(), s.keys.leases(), 0, -1).Val(); !slices.Equal(leases, []string{r.id}) {
 			s.Errorf("leases %q, want those of the waiter alone", leases)
 		}
 	})
@@ -335,7 +339,7 @@ func TestFailedTryLeavesNoTrace(t *testing.T) {
 		if after := s.dump(); after != before {
 			s.Errorf("before %s, after %s", before, after)
 		}
-		if s.rc.Exists(ctx, s.keys.intents).Val() != 0 {
+		if s.rc.Exists(ctx, s.keys.intents()).Val() != 0 {
 			s.Error("a try stands in the queue")
 		}
 		s.is(s.reader().try(), granted)
@@ -471,7 +475,7 @@ func TestScriptsAreIdempotentPerID(t *testing.T) {
 		if again := s.is2(w.enter(), granted); again != token {
 			s.Errorf("token %d, then %d", token, again)
 		}
-		if n := s.rc.ZCard(context.Background(), s.keys.intents).Val(); n != 2 {
+		if n := s.rc.ZCard(context.Background(), s.keys.intents()).Val(); n != 2 {
 			s.Errorf("%d intents", n)
 		}
 		s.is(w.leave(), left)
@@ -505,7 +509,7 @@ func TestTombstoneRefusesALateEnter(t *testing.T) {
 		w.bury = true
 		s.is(w.leave(), left)
 		s.is(w.enter(), buried)
-		if ttl := s.rc.PTTL(context.Background(), s.keys.leases).Val(); ttl <= time.Minute || ttl > 2*time.Minute {
+		if ttl := s.rc.PTTL(context.Background(), s.keys.leases()).Val(); ttl <= time.Minute || ttl > 2*time.Minute {
 			s.Errorf("the tombstone stays %v, want two TTLs of a minute", ttl)
 		}
 	})
@@ -540,7 +544,7 @@ func TestGrantsToOneMailboxTravelTogether(t *testing.T) {
 		s.is(readers[1].leave(), left)
 		readers[2].die()
 		s.is(s.reader().try(), busy) // which hands on
-		token := s.rc.Get(ctx, s.keys.token).Val()
+		token := s.rc.Get(ctx, s.keys.token()).Val()
 		if got := s.message(sub); got != token+" 6" {
 			s.Errorf("message %q, token %s", got, token)
 		}
@@ -564,7 +568,7 @@ func TestGrantsToTheCallersMailboxTravelInTheReply(t *testing.T) {
 		}
 		s.is(r.leave(), left)
 		reply = r2.leave()
-		if token := s.rc.Get(ctx, s.keys.token).Val(); reply.grants != token+" 4" {
+		if token := s.rc.Get(ctx, s.keys.token()).Val(); reply.grants != token+" 4" {
 			s.Errorf("grants %q, token %s", reply.grants, token)
 		}
 	})
@@ -599,39 +603,39 @@ func TestKeysLiveAsLongAsTheLongestLease(t *testing.T) {
 		s.is(long.enter(), granted)
 		s.is(short.enter(), granted)
 		s.is(w.enter(), waiting)
-		check(time.Hour, s.keys.holder, s.keys.intents, s.keys.leases)
+		check(time.Hour, s.keys.holder, s.keys.intents(), s.keys.leases())
 		s.is(long.leave(), left)
-		check(10*time.Minute, s.keys.holder, s.keys.intents, s.keys.leases)
+		check(10*time.Minute, s.keys.holder, s.keys.intents(), s.keys.leases())
 		s.is(w.leave(), left)
-		check(time.Minute, s.keys.holder, s.keys.leases)
+		check(time.Minute, s.keys.holder, s.keys.leases())
 		s.is(w.party(true, time.Hour, firstCome).enter(), waiting)
 		s.is(s.party(true, time.Minute, firstCome).enter(), waiting)
 		s.is(short.leave(), left) // the writer with the long lease is in
 		check(time.Hour, s.keys.holder)
-		check(time.Minute, s.keys.intents, s.keys.leases)
+		check(time.Minute, s.keys.intents(), s.keys.leases())
 
 		// The same from writer to writer, which is quicker.
-		s.rc.Del(ctx, s.keys.holder, s.keys.intents, s.keys.leases)
+		s.rc.Del(ctx, s.keys.holder, s.keys.intents(), s.keys.leases())
 		w, long = s.party(true, time.Minute, firstCome), s.party(true, time.Hour, firstCome)
 		s.is(w.enter(), granted)
 		s.is(s.party(true, time.Minute, firstCome).enter(), waiting)
-		check(time.Minute, s.keys.intents, s.keys.leases)
+		check(time.Minute, s.keys.intents(), s.keys.leases())
 		s.is(long.enter(), waiting)
 		s.is(s.party(true, time.Minute, firstCome).enter(), waiting)
-		check(time.Hour, s.keys.intents, s.keys.leases)
+		check(time.Hour, s.keys.intents(), s.keys.leases())
 		s.is(w.leave(), left)
 		check(time.Minute, s.keys.holder)
-		check(time.Hour, s.keys.intents, s.keys.leases)
+		check(time.Hour, s.keys.intents(), s.keys.leases())
 		s.rc.Del(ctx, s.keys.holder)
 		s.is(long.keep(), granted)
 		check(time.Hour, s.keys.holder)
-		check(time.Minute, s.keys.intents, s.keys.leases)
+		check(time.Minute, s.keys.intents(), s.keys.leases())
 		long2, after := s.party(true, 2*time.Hour, writersFirst), s.party(true, time.Minute, firstCome)
 		s.is(long2.enter(), waiting)
 		s.is(after.enter(), waiting)
 		s.is(long.leave(), left)
 		s.held(long2)
-		check(time.Minute, s.keys.intents, s.keys.leases)
+		check(time.Minute, s.keys.intents(), s.keys.leases())
 	})
 }
 
@@ -653,14 +657,14 @@ func TestTokensRise(t *testing.T) {
 			s.is(w.leave(), left)
 		}
 		before := highest
-		s.rc.Del(ctx, s.keys.token) // expired, or lost with all the rest
+		s.rc.Del(ctx, s.keys.token()) // expired, or lost with all the rest
 		w := s.writer()
 		rises(s.is2(w.enter(), granted))
-		if s.rc.PTTL(ctx, s.keys.token).Val() <= 0 {
+		if s.rc.PTTL(ctx, s.keys.token()).Val() <= 0 {
 			s.Error("the counter has no TTL")
 		}
 		// A counter that expires under its holder.
-		s.rc.Del(ctx, s.keys.token)
+		s.rc.Del(ctx, s.keys.token())
 		if again := s.is2(w.enter(), granted); again < highest {
 			s.Errorf("token %d after %d", again, highest)
 		}
@@ -671,7 +675,7 @@ func TestTokensRise(t *testing.T) {
 		next, last := s.writer(), s.writer()
 		rises(s.is2(next.enter(), granted))
 		s.is(last.enter(), waiting)
-		s.rc.Del(ctx, s.keys.token) // and one that expires while somebody waits
+		s.rc.Del(ctx, s.keys.token()) // and one that expires while somebody waits
 		var told, n int64
 		if _, err := fmt.Sscan(next.leave().grants, &told, &n); err != nil {
 			s.Error(err)
@@ -705,7 +709,7 @@ func TestForeignDataIsRefusedAndLeftAlone(t *testing.T) {
 			},
 			"counter": func(k string) error { return s.rc.Set(ctx, k, "41", 0).Err() },
 		} {
-			for _, key := range []string{s.keys.holder, s.keys.intents, s.keys.leases, s.keys.token} {
+			for _, key := range []string{s.keys.holder, s.keys.intents(), s.keys.leases(), s.keys.token()} {
 				s.rc.FlushAll(ctx)
 				if err := put(key); err != nil {
 					s.Fatal(err)
@@ -718,7 +722,7 @@ func TestForeignDataIsRefusedAndLeftAlone(t *testing.T) {
 				if _, err := m.LockContext(ctx); !errors.Is(err, ErrNotLock) {
 					s.Errorf("%s at %s: %v", name, key, err)
 				}
-				if key != s.keys.token {
+				if key != s.keys.token() {
 					if _, err := m.RLockContext(ctx); !errors.Is(err, ErrNotLock) {
 						s.Errorf("%s at %s: %v", name, key, err)
 					}
@@ -791,7 +795,7 @@ func TestForeignQueueIsNotJoined(t *testing.T) {
 	onBothServers(t, func(s *stage) {
 		for _, holder := range []*party{s.writer(), s.reader()} {
 			s.is(holder.enter(), granted)
-			s.rc.ZAdd(ctx, s.keys.intents, redis.Z{Score: 1, Member: "data"})
+			s.rc.ZAdd(ctx, s.keys.intents(), redis.Z{Score: 1, Member: "data"})
 			before := s.dump()
 			s.is(s.writer().enter(), foreign)
 			s.is(s.reader().enter(), foreign)
@@ -882,10 +886,10 @@ func TestWhoeverComesNextMovesTheRest(t *testing.T) {
 					}
 				}
 				once(unlockScript, w.leaveCmd())
-				waited := s.rc.ZCard(ctx, s.keys.intents).Val()
-				s.rc.ZIncrBy(ctx, s.keys.leases, -1000, last.id) // it has waited for a second
+				waited := s.rc.ZCard(ctx, s.keys.intents()).Val()
+				s.rc.ZIncrBy(ctx, s.keys.leases(), -1000, last.id) // it has waited for a second
 				once(verb, comes(s, first, last))
-				if waits := s.rc.ZCard(ctx, s.keys.intents).Val(); waits > waited-200 {
+				if waits := s.rc.ZCard(ctx, s.keys.intents()).Val(); waits > waited-200 {
 					s.Errorf("%d wait, of %d", waits, waited)
 				}
 			})
@@ -900,7 +904,7 @@ func TestKeepMakesNoLease(t *testing.T) {
 		s.is(holder.enter(), granted)
 		s.is(waiter.enter(), waiting)
 		s.is(s.writer().enter(), waiting)
-		s.rc.ZRem(context.Background(), s.keys.leases, waiter.id)
+		s.rc.ZRem(context.Background(), s.keys.leases(), waiter.id)
 		s.is(waiter.keep(), gone)
 	})
 }
@@ -922,7 +926,7 @@ func TestHeadIsPutBackWhereManyAreDead(t *testing.T) {
 			t.Errorf("%+v", r)
 		}
 		s.queued(head)
-		if ttl := s.rc.PTTL(ctx, s.keys.intents).Val(); ttl <= 0 {
+		if ttl := s.rc.PTTL(ctx, s.keys.intents()).Val(); ttl <= 0 {
 			t.Errorf("the queue lives for %v", ttl)
 		}
 		s.is(holder.leave(), gone)
@@ -947,10 +951,10 @@ func TestLastReaderHandsOnToAWriter(t *testing.T) {
 			s.is(reader.leave(), left)
 			s.held(next)
 			s.queued(last)
-			if ids := s.rc.ZRange(ctx, s.keys.leases, 0, -1).Val(); !slices.Equal(ids, []string{last.id}) {
+			if ids := s.rc.ZRange(ctx, s.keys.leases(), 0, -1).Val(); !slices.Equal(ids, []string{last.id}) {
 				t.Errorf("leases of %q", ids)
 			}
-			for _, key := range []string{s.keys.intents, s.keys.leases} {
+			for _, key := range []string{s.keys.intents(), s.keys.leases()} {
 				if ttl := s.rc.PTTL(ctx, key).Val(); ttl <= 0 || ttl > 2*time.Minute {
 					t.Errorf("%s lives for %v", key, ttl)
 				}
@@ -1051,7 +1055,7 @@ func TestLeasesLiveNoLongerThanTheLongest(t *testing.T) {
 		s.is(next.enter(), waiting)
 		s.is(w.leave(), left)
 		s.held(next)
-		if ttl := s.rc.PTTL(context.Background(), s.keys.leases).Val(); ttl > 6*time.Second {
+		if ttl := s.rc.PTTL(context.Background(), s.keys.leases()).Val(); ttl > 6*time.Second {
 			s.Errorf("the leases live for %v, a tombstone for 6s", ttl)
 		}
 	})
@@ -1092,7 +1096,7 @@ func TestDowngradeEntersNobody(t *testing.T) {
 func TestDowngradeLeavesForeignDataAlone(t *testing.T) {
 	onBothServers(t, func(s *stage) {
 		ctx := context.Background()
-		for _, key := range []string{s.keys.leases, s.keys.intents} {
+		for _, key := range []string{s.keys.leases(), s.keys.intents()} {
 			w := s.writer()
 			s.is(w.enter(), granted)
 			s.rc.ZAdd(ctx, key, redis.Z{Score: 1, Member: "mine"})
@@ -1139,12 +1143,12 @@ func TestTokensRiseAlthoughTheCounterFallsBack(t *testing.T) {
 		for name, next := range grant {
 			s.writer().enter()
 			s.rc.Del(ctx, s.keys.holder)
-			old := s.rc.Get(ctx, s.keys.token).Val()
+			old := s.rc.Get(ctx, s.keys.token()).Val()
 			last := next()
 			for range 3 {
 				last = next()
 			}
-			s.rc.Set(ctx, s.keys.token, old, time.Hour)
+			s.rc.Set(ctx, s.keys.token(), old, time.Hour)
 			if token := next(); token <= last {
 				s.Errorf("%s: token %d after %d", name, token, last)
 			}

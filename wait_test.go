@@ -98,7 +98,7 @@ func TestTryBeforeTheWaitIsRefusedIfItComesTwice(t *testing.T) {
 		late.id = mutex.nodes[0].box.Name() + ":1" // the id of the try
 		w.unlock(holder)
 		w.unlock(<-next)
-		if r, err := late.enter(w.Context(), true); err != nil || r.status != buried {
+		if r, err := late.enter(w.Context(), true, func() {}); err != nil || r.status != buried {
 			t.Errorf("status %d, %v", r.status, err)
 		}
 	})
@@ -411,6 +411,40 @@ func TestTryThatIsLostBeforeItIsALockIsRefused(t *testing.T) {
 		w.m.FlushAll()
 		release()
 		w.matches(<-refused, ErrRedis)
+	})
+}
+
+// Promise 4: who asks at the same time as many others is not late because of them, and
+// neither are renewals: each enters once, and stays.
+func TestManyWhoAskAtOnceAllWait(t *testing.T) {
+	inBubble(t, func(w *world) {
+		const many = 400
+		holder := w.lock(NewMutex(w.client(nil), "x"), true)
+		rc := w.client(w.link, func(o *redis.Options) { o.PoolSize, o.PoolTimeout = 2, time.Hour })
+		mutex := NewMutex(rc, "x")
+		w.link.SetDelay(25 * time.Millisecond) // so they take several TTLs to enter, by two connections
+		ctx, cancel := context.WithCancel(w.Context())
+		defer cancel()
+		var all sync.WaitGroup
+		for range many {
+			all.Go(func() {
+				if l, err := mutex.LockContext(ctx); err == nil {
+					w.unlock(l)
+				} else if ctx.Err() == nil {
+					w.Error(err)
+				}
+			})
+		}
+		time.Sleep(30 * time.Second)
+		if waiting, _ := w.m.SortedSet(mutex.keys.intents()); len(waiting) != many {
+			t.Errorf("%d wait, want %d", len(waiting), many)
+		}
+		if ids := mutex.nodes[0].ids.Load(); ids > 2*many { // some try before they wait
+			t.Errorf("%d ids for %d waiters", ids, many)
+		}
+		w.link.SetDelay(0)
+		w.unlock(holder)
+		all.Wait()
 	})
 }
 

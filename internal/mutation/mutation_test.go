@@ -72,6 +72,8 @@ var mutants = []mutant{
 
 	{"a try waits that has lost its grant", "ballot.go", "h.stood || !h.try && quorum", "h.stood || quorum", scenario("TestTryThatIsLostBeforeItIsALockIsRefused")},
 
+	{"nobody is kept waiting at the gate", "endpoint.go", "min(perConnection*max(connections, 1), most)", "1 << 20", scenario("TestManyWhoAskAtOnceAllWait")},
+
 	// Tokens.
 	{"a token is not written back", "lua/prelude.lua", "	redis.call('SET', TOKEN, digits(n), 'PX', RETENTION)\n", "", model},
 	{"nodes with a lower token count for a higher one", "ballot.go", "t.until() >= soon && t.token == s.token {", "t.until() >= soon && t.token <= s.token {", scenario("TestTokensRiseAlthoughMajoritiesDiffer")},
