@@ -131,15 +131,19 @@ func (h *hold) enter(ctx context.Context, s *stake) {
 		if !try {
 			s.listen(ctx)
 		}
-		if !s.node().gate.enter(ctx) {
-			return
+		var g *gate
+		if h.ballot == nil { // of several nodes, one that is slow is done without
+			var err error
+			if g, err = s.node().gate.enter(ctx); err != nil {
+				return
+			}
 		}
 		if ctx.Err() != nil || !h.begin(s) {
-			s.node().gate.leave()
+			g.leave()
 			return
 		}
 		start := now()
-		r, err := s.enter(ctx, try, s.node().gate.leave)
+		r, err := s.enter(ctx, try, g)
 		s = h.entered(s, start, r, err)
 	}
 }

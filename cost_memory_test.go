@@ -71,7 +71,7 @@ func TestHeldLockIsSmall(t *testing.T) {
 		t.Errorf("%d goroutines for %d held locks", more, n)
 	}
 	t.Logf("%d bytes for a held lock", perLock)
-	if perLock > 700 {
+	if perLock > 620 {
 		t.Errorf("%d bytes for a held lock", perLock)
 	}
 	free()

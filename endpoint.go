@@ -45,7 +45,7 @@ type endpoint struct {
 	mute    atomic.Bool   // PUBLISH is refused
 	looked  atomic.Bool   // the server's settings have been looked at
 	workers workers
-	gate    gate
+	gate    *gate
 
 	// For locks over several nodes:
 	addr string                  // "" if rc does not say
@@ -105,18 +105,21 @@ func newEndpoint(rc redis.Scripter) *endpoint {
 	ep.box = mailbox.New(sub, mailboxes+strconv.FormatUint(boxes.Add(1), 10))
 	ep.keeper.ep = ep
 	ep.workers = make(workers)
-	ep.gate = make(gate, inFlight(rc))
+	ep.gate = newGate(rc)
 	return ep
 }
 
 // A gate lets in only so many at a time who enter. Were thousands to ask at once,
 // they would wait in the client's pool for longer than their TTL, and renewals behind
 // them: all would find that they are too late, and ask again, for ever.
-type gate chan struct{}
+type gate struct {
+	in   chan struct{}
+	last atomic.Int64 // when somebody left
+}
 
-// inFlight is how many are let in: some for each connection, so that none of these is
-// idle, and nobody waits for long.
-func inFlight(rc redis.Scripter) int {
+// newGate is for some of each connection, so that none of these is idle, and nobody
+// waits for long.
+func newGate(rc redis.Scripter) *gate {
 	const perConnection, most = 8, 1024
 	connections := most
 	switch rc := rc.(type) {
@@ -127,25 +130,42 @@ func inFlight(rc redis.Scripter) int {
 	case interface{ Options() *redis.RingOptions }:
 		connections = rc.Options().PoolSize
 	}
-	return min(perConnection*max(connections, 1), most)
+	return &gate{in: make(chan struct{}, min(perConnection*max(connections, 1), most))}
 }
 
-// enter says whether it has let somebody in before ctx ended.
-func (g gate) enter(ctx context.Context) bool {
+// enter waits until the caller may ask, or ctx ends, and returns the gate that is to
+// be left: none where nobody has been answered for so long that the client had better
+// see for itself, and give up as it is set to.
+func (g *gate) enter(ctx context.Context) (*gate, error) {
 	select {
-	case g <- struct{}{}:
-		return true
+	case g.in <- struct{}{}:
+		return g, nil
 	default:
 	}
-	select {
-	case g <- struct{}{}:
-		return true
-	case <-ctx.Done():
-		return false
+	const stuck = time.Second
+	timer := time.NewTimer(stuck)
+	defer timer.Stop()
+	for {
+		select {
+		case g.in <- struct{}{}:
+			return g, nil
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-timer.C:
+			if instant(g.last.Load()).add(stuck) <= now() {
+				return nil, nil
+			}
+			timer.Reset(stuck)
+		}
 	}
 }
 
-func (g gate) leave() { <-g }
+func (g *gate) leave() {
+	if g != nil {
+		g.last.Store(int64(now()))
+		<-g.in
+	}
+}
 
 // resendAfter is the least time after which rc sends a command again whose
 // reply was lost: the first of its back-offs.

@@ -186,10 +186,10 @@ var errInterrupted = errors.New("interrupted")
 
 // interruptibly is run, but returns errInterrupted as soon as ctx ends, while
 // the call goes on by itself: a context does not interrupt go-redis in a read.
-// When the call has come to its end, it calls done.
-func (ep *endpoint) interruptibly(ctx context.Context, s *script, c cmd, done func()) (reply, error) {
+// When the call has come to its end, it leaves the gate, if there is one.
+func (ep *endpoint) interruptibly(ctx context.Context, s *script, c cmd, g *gate) (reply, error) {
 	if ctx.Done() == nil {
-		defer done()
+		defer g.leave()
 		return ep.run(ctx, s, c)
 	}
 	type answer struct {
@@ -203,7 +203,7 @@ func (ep *endpoint) interruptibly(ctx context.Context, s *script, c cmd, done fu
 			sent = context.WithoutCancel(ctx) // it is to be sent in any case
 		}
 		r, err := ep.run(sent, s, c)
-		done()
+		g.leave()
 		answers <- answer{r, err}
 	})
 	select {

@@ -930,7 +930,7 @@ func TestForeignDataIsRefusedToThoseWithAScore(t *testing.T) {
 						s.Fatal(err)
 					}
 					before := s.dump()
-					r, err := p.stake.enter(ctx, false, func() {})
+					r, err := p.stake.enter(ctx, false, nil)
 					if r.status != foreign && !errors.Is(err, ErrNotLock) || r.last != 0 {
 						s.Errorf("%s at %s: %+v, %v", name, key, r, err)
 					}

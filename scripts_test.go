@@ -77,8 +77,8 @@ func (p *party) must(r reply, err error) reply {
 	return r
 }
 
-func (p *party) enter() reply { return p.must(p.stake.enter(context.Background(), false, func() {})) }
-func (p *party) try() reply   { return p.must(p.stake.enter(context.Background(), true, func() {})) }
+func (p *party) enter() reply { return p.must(p.stake.enter(context.Background(), false, nil)) }
+func (p *party) try() reply   { return p.must(p.stake.enter(context.Background(), true, nil)) }
 func (p *party) keep() reply {
 	return p.must(p.ep.run(context.Background(), refreshScript, p.keepCmd(p.kind(), 0)))
 }
@@ -909,7 +909,7 @@ func TestKeepMakesNoLease(t *testing.T) {
 	})
 }
 
-// Promise 4: the head that a leave has taken out of the queue is put back where there
+// Promises 5 and 8: the head that a leave has taken out of the queue is put back where there
 // is too much to settle first, and the queue does not outlive its leases.
 func TestHeadIsPutBackWhereManyAreDead(t *testing.T) {
 	onBothServers(t, func(s *stage) {
@@ -934,7 +934,7 @@ func TestHeadIsPutBackWhereManyAreDead(t *testing.T) {
 	})
 }
 
-// Promises 5 and 3: the last reader hands on to a writer, leaves no lease behind, and
+// Promises 5 and 8: the last reader hands on to a writer, leaves no lease behind, and
 // the keys live no longer than the leases that are left. One whose lease has ended is
 // told so.
 func TestLastReaderHandsOnToAWriter(t *testing.T) {

@@ -75,13 +75,13 @@ func (s *stake) listen(ctx context.Context) {
 	}
 }
 
-// enter asks the node, and calls done when that has come to its end.
-func (s *stake) enter(ctx context.Context, try bool, done func()) (reply, error) {
+// enter asks the node, and leaves the gate when that has come to its end.
+func (s *stake) enter(ctx context.Context, try bool, g *gate) (reply, error) {
 	script := rlockScript
 	if s.write {
 		script = lockScript
 	}
-	return s.node().interruptibly(ctx, script, s.enterCmd(try), done)
+	return s.node().interruptibly(ctx, script, s.enterCmd(try), g)
 }
 
 // leave has s leave, and goes on with that in the background if the node does
@@ -89,7 +89,7 @@ func (s *stake) enter(ctx context.Context, try bool, done func()) (reply, error)
 func (s *stake) leave(ctx context.Context) (reply, error) {
 	ep := s.node()
 	ep.keeper.remove(s)
-	r, err := ep.interruptibly(ctx, unlockScript, s.leaveCmd(), func() {})
+	r, err := ep.interruptibly(ctx, unlockScript, s.leaveCmd(), nil)
 	if err != nil || r.status != left {
 		ep.box.Look(s.Key()) // the reply that was lost may have carried a grant
 	}

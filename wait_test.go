@@ -98,7 +98,7 @@ func TestTryBeforeTheWaitIsRefusedIfItComesTwice(t *testing.T) {
 		late.id = mutex.nodes[0].box.Name() + ":1" // the id of the try
 		w.unlock(holder)
 		w.unlock(<-next)
-		if r, err := late.enter(w.Context(), true, func() {}); err != nil || r.status != buried {
+		if r, err := late.enter(w.Context(), true, nil); err != nil || r.status != buried {
 			t.Errorf("status %d, %v", r.status, err)
 		}
 	})
@@ -445,6 +445,29 @@ func TestManyWhoAskAtOnceAllWait(t *testing.T) {
 		w.link.SetDelay(0)
 		w.unlock(holder)
 		all.Wait()
+	})
+}
+
+// Promise 10: of a Redis that does not answer, all who ask are told soon, however many.
+func TestManyWhoAskADeadRedisAreAllTold(t *testing.T) {
+	inBubble(t, func(w *world) {
+		mutex := NewMutex(w.client(w.link, func(o *redis.Options) {
+			o.PoolSize, o.MaxRetries, o.ReadTimeout, o.PoolTimeout = 1, -1, 3*time.Second, 4*time.Second
+		}), "x")
+		w.unlock(w.lock(mutex, true))
+		w.link.SetDelay(time.Hour)
+		start := time.Now()
+		var all sync.WaitGroup
+		for range 200 {
+			all.Go(func() {
+				_, err := mutex.TryLockContext(context.Background())
+				w.matches(err, ErrRedis)
+			})
+		}
+		all.Wait()
+		if took := time.Since(start); took > 10*time.Second {
+			t.Errorf("the last was told after %v", took)
+		}
 	})
 }
 

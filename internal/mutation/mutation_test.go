@@ -72,7 +72,7 @@ var mutants = []mutant{
 
 	{"a try waits that has lost its grant", "ballot.go", "h.stood || !h.try && quorum", "h.stood || quorum", scenario("TestTryThatIsLostBeforeItIsALockIsRefused")},
 
-	{"nobody is kept waiting at the gate", "endpoint.go", "min(perConnection*max(connections, 1), most)", "min(perConnection*max(connections, 1), most) << 10", scenario("TestManyWhoAskAtOnceAllWait")},
+	{"nobody is kept waiting at the gate", "endpoint.go", "min(perConnection*max(connections, 1), most))}", "min(perConnection*max(connections, 1), most)<<10)}", scenario("TestManyWhoAskAtOnceAllWait")},
 
 	// Tokens.
 	{"a token is not written back", "lua/prelude.lua", "	redis.call('SET', TOKEN, digits(n), 'PX', RETENTION)\n", "", model},
