@@ -12,6 +12,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/redismutex/redismutex/internal/quorum"
 )
 
@@ -22,44 +23,71 @@ type ballot struct {
 	raise  atomic.Uint64 // the token that nodes with a lower one are to raise it to
 	voting chan vote     // where it is told who has left; nil: nobody waits for that
 
+	unanswered atomic.Int32 // how many nodes are to answer before the next request is made; less than 1: it may be
+
 	at    instant   // when it became a lock
 	since []instant // of each node that was had later: from when on it is held
 }
 
 // ask has every node entered: one by the caller itself, since there is nobody
-// to go on without, several side by side.
-func (h *hold) ask(ctx context.Context) {
+// to go on without, several side by side. It returns an error if ctx ends before it is the
+// caller's turn, or if by then it is known that no majority answers.
+func (h *hold) ask(ctx context.Context) error {
 	if h.ballot == nil {
 		h.enter(ctx, h.stakes[0])
-		return
+		return nil
 	}
-	well := 0
+	up, majority := 0, quorum.Majority(len(h.stakes))
+	requests := h.m.nodes[0].requests
+	waited := !requests.TryAcquire(1)
+	if waited && requests.Acquire(ctx, 1) != nil {
+		return ended(ctx, h.Key())
+	}
 	for _, s := range h.stakes {
-		if s.node().illness() == nil {
-			well++
+		if s.node().health.down() == nil {
+			up++
 		}
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if waited && up < majority {
+		// Those who went before have found it out.
+		requests.Release(1)
+		for _, s := range h.stakes {
+			s.why = s.node().health.down()
+		}
+		h.phase = given
+		return fmt.Errorf("redismutex: lock %q: %w", h.Key(), h.nodes("grant it", h.counts))
+	}
+	h.ballot.unanswered.Store(int32(majority))
 	for _, s := range h.stakes {
-		// A node known to be ill is left out, unless nothing can be decided
+		// A node that is down is left out, unless nothing can be decided
 		// without it.
-		ill := s.node().illness()
-		if ill == nil || well < quorum.Majority(len(h.stakes)) {
-			s.node().workers.run(func() { h.enter(context.Background(), s) })
+		down := s.node().health.down()
+		if down == nil || up < majority {
+			s.node().workers.run(func() {
+				h.enter(context.Background(), s)
+				if h.ballot.unanswered.Add(-1) == 0 {
+					requests.Release(1)
+				}
+			})
 			continue
 		}
-		s.why = ill.why
+		s.why = down
 		s.probe()
 		if !h.try {
-			s.node().keeper.watch(s, now().add(probation))
+			s.node().keeper.watch(s, now().add(retryAfter))
 		}
 	}
+	return nil
 }
 
 // await waits until h is held, and makes l its first lock; or until h will not be
 // held, or ctx ends.
 func (h *hold) await(ctx context.Context, l *Lock) error {
+	if h.ballot != nil {
+		defer h.asked()
+	}
 	for {
 		h.mu.Lock()
 		phase := h.phase
@@ -85,6 +113,13 @@ func (h *hold) await(ctx context.Context, l *Lock) error {
 		case <-ctx.Done():
 			return h.giveUp(ctx)
 		}
+	}
+}
+
+// asked lets the next request be made, if h has not done so yet.
+func (h *hold) asked() {
+	if h.ballot.unanswered.Swap(-int32(len(h.stakes))) > 0 {
+		h.m.nodes[0].requests.Release(1)
 	}
 }
 
@@ -131,21 +166,27 @@ func (h *hold) enter(ctx context.Context, s *stake) {
 		if !try {
 			s.listen(ctx)
 		}
-		var g *gate
-		if h.ballot == nil { // of several nodes, one that is slow is done without
-			var err error
-			if g, err = s.node().gate.enter(ctx); err != nil {
-				return
-			}
-		}
+		place := s.node().limiter.acquire
+		err := s.node().admit(ctx, place, h.ballot != nil)
 		if ctx.Err() != nil || !h.begin(s) {
-			g.leave()
+			if err == nil {
+				place.free()
+			}
 			return
 		}
-		start := now()
-		r, err := s.enter(ctx, try, g)
+		start, r := now(), reply{}
+		if err == nil {
+			r, err = s.enter(ctx, try, place)
+		} else {
+			err = unsent{err}
+		}
 		s = h.entered(s, start, r, err)
 	}
+}
+
+// isFinal reports whether a node that has failed with err will not grant anything later either.
+func isFinal(err error) bool {
+	return errors.Is(err, ErrNotLock) || errors.Is(err, redis.ErrClosed)
 }
 
 // join makes s known to its mailbox, if it is still of use.
@@ -167,7 +208,9 @@ func (h *hold) begin(s *stake) bool {
 	defer h.mu.Unlock()
 	s.asking = h.wants(s)
 	if s.asking && h.ballot != nil {
-		s.node().keeper.watch(s, now().add(h.m.patience))
+		sent := now()
+		s.sent.Store(int64(sent))
+		s.node().keeper.watch(s, sent.add(h.m.nodeTimeout))
 	}
 	return s.asking
 }
@@ -202,12 +245,20 @@ func (h *hold) admit(s *stake, start instant, r reply, err error) (next *stake, 
 	if h.ballot != nil {
 		s.node().keeper.unwatch(s)
 	}
-	s.bury = err != nil || time.Duration(t-start) >= s.node().resend
+	e, never := err.(unsent)
+	if never {
+		err = e.error
+	}
+	s.bury = !never && (err != nil || time.Duration(t-start) >= s.node().resend)
 	switch late := h.m.trusted(start) <= t; {
 	case !h.wants(s):
-		if s.bury || r.status == granted || r.status == waiting {
+		switch {
+		case s.bury && err != nil: // nobody waits for a node that does not answer
+			s.node().keeper.leave(s)
+			h.parted(s, r, err)
+		case s.bury || r.status == granted || r.status == waiting:
 			h.part(s)
-		} else {
+		default:
 			h.parted(s, r, nil)
 		}
 	case err != nil:
@@ -299,45 +350,55 @@ func (h *hold) kept(s *stake, start instant, r reply) {
 func (h *hold) unsure(s *stake, start instant, err error) {
 	h.hear(s, reply{}, start, err)
 	h.mu.Lock()
-	first := h.phase == wanted && s.in && s.why == nil
-	if s.in {
+	var say news
+	switch {
+	case !s.in:
+	case h.phase == wanted && isFinal(err):
+		say = h.fails(s, err)
+	case h.phase == wanted && s.why == nil:
+		say = news{"a waiter goes on", doing("keep", h.Key(), err)}
+		fallthrough
+	default:
 		s.why = err
 	}
 	h.mu.Unlock()
-	if first {
-		h.say(news{"a waiter goes on", doing("keep", h.Key(), err)})
-	}
+	h.say(say)
 }
 
 // over takes it that the keeper has let go of s: its node does not know it, or
 // the trust in it has ended, or the time that it was to be watched for.
 func (h *hold) over(s *stake, why error) {
 	h.mu.Lock()
-	timedOut := s.asking
 	var say news
+	var unanswered error
 	switch {
 	case s.asking:
+		sent := instant(s.sent.Load())
+		if overdue := s.node().health.overdue(sent, sent, h.m.nodeTimeout); overdue > now() {
+			s.node().keeper.watch(s, overdue)
+			break
+		}
 		s.asking, s.bury = false, true
-		why = redisError(fmt.Errorf("no answer within %v", h.m.patience))
+		unanswered = h.m.noAnswer()
 		if h.wants(s) {
-			say = h.fails(s, why)
+			say = h.fails(s, unanswered)
 		} else {
 			s.node().keeper.leave(s)
-			h.parted(s, reply{}, why)
+			h.parted(s, reply{}, unanswered)
 		}
 	case !h.wants(s):
 	case s.in:
 		s.bury = s.bury || h.phase == wanted
 		say = h.fails(s, why)
-	case h.ballot == nil || s.node().illness() == nil:
+	case h.ballot == nil || s.node().health.down() == nil:
 		go h.enter(context.Background(), s)
 	default:
 		s.probe()
-		s.node().keeper.watch(s, now().add(probation))
+		s.node().keeper.watch(s, now().add(retryAfter))
 	}
 	h.mu.Unlock()
-	if timedOut {
-		h.hear(s, reply{}, now(), why)
+	if unanswered != nil {
+		h.hearNothing(s, instant(s.sent.Load()), unanswered)
 	}
 	h.say(say)
 }
@@ -378,7 +439,7 @@ func (h *hold) look() {
 func (h *hold) fails(s *stake, why error) news {
 	// From when on the node may have been in other hands.
 	from := s.until()
-	if why == errGone {
+	if why == errGone || errors.Is(why, ErrNotLock) {
 		from = from.add(h.m.drift - h.m.ttl) // since it was last kept
 	}
 	if s.in || s.bury {
@@ -401,7 +462,7 @@ func (h *hold) fails(s *stake, why error) news {
 	t := h.anew(s)
 	t.failed = min(failed+1, 10)
 	t.why = why
-	if wasIn && !isVoid(why) {
+	if wasIn && !isVoid(why) && !isFinal(why) {
 		t.why = void{why}
 	}
 	h.decide(now())
@@ -422,11 +483,11 @@ func (h *hold) fails(s *stake, why error) news {
 }
 
 // enterSoon has s enter in the background: later if it has failed before, or its
-// node is known to be ill.
+// node is down.
 func (h *hold) enterSoon(s *stake) {
 	const minBackoff, maxBackoff = 10 * time.Millisecond, time.Second
-	if h.ballot != nil && s.node().illness() != nil {
-		s.node().keeper.watch(s, now().add(probation))
+	if h.ballot != nil && s.node().health.down() != nil {
+		s.node().keeper.watch(s, now().add(retryAfter))
 	} else if s.failed > 1 {
 		s.node().keeper.watch(s, now().add(min(minBackoff<<(s.failed-1), maxBackoff)))
 	} else {
@@ -504,7 +565,7 @@ func (h *hold) decide(t instant) {
 	// A grant runs with the lease that the waiter had when it came, so with
 	// little of that left it is kept first.
 	soon := t.add(h.m.ttl / 4)
-	in, failed, barred, answered, open, sure, highest := 0, 0, 0, 0, false, 0, uint64(0)
+	in, failed, final, answered, open, sure, highest := 0, 0, 0, 0, false, 0, uint64(0)
 	for _, s := range h.stakes {
 		if s.answered() {
 			answered++
@@ -523,8 +584,8 @@ func (h *hold) decide(t instant) {
 			open = true
 		default:
 			failed++
-			if errors.Is(s.why, ErrNotLock) {
-				barred++
+			if isFinal(s.why) {
+				final++
 			}
 		}
 	}
@@ -534,7 +595,7 @@ func (h *hold) decide(t instant) {
 	case quorum.Decide(n, sure, 0) == quorum.Yes:
 		h.agree(soon, highest)
 	case quorum.Decide(n, in, failed) == quorum.No && !h.stood && h.clear(answered, open),
-		quorum.Decide(n, 0, barred) == quorum.No:
+		quorum.Decide(n, 0, final) == quorum.No:
 		h.phase = given
 		h.wake()
 	case !open && sure > 0:

@@ -117,9 +117,15 @@ func (h *hold) askToRead(ctx context.Context, asked []*stake) (t tally) {
 }
 
 func (s *stake) toRead(ctx context.Context) vote {
-	ep, start := s.node(), now()
-	c := &call{stake: s, script: refreshScript, cmd: s.keepCmd("r", 0)}
-	c.reply, c.err = ep.interruptibly(ctx, c.script, c.cmd, nil)
+	ep, c := s.node(), &call{stake: s, script: refreshScript, cmd: s.keepCmd("r", 0)}
+	place := ep.limiter.release
+	if err := ep.admit(ctx, place, s.hold.ballot != nil); err != nil {
+		ep.keeper.look(s, now()) // on with it in the background
+		return vote{stake: s, err: err}
+	}
+	start := now()
+	s.sent.Store(int64(start))
+	c.reply, c.err = ep.interruptibly(ctx, c.script, c.cmd, place)
 	if c.err == errInterrupted {
 		ep.keeper.look(s, now()) // on with it in the background
 	} else {

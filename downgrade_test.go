@@ -304,7 +304,7 @@ func TestDowngradeNeedsAMajority(t *testing.T) {
 			if down <= 2 && err != nil || down == 3 && !errors.Is(err, ErrRedis) {
 				ns.Errorf("%d down: %v", down, err)
 			}
-			if took := time.Since(start); took > m.patience {
+			if took := time.Since(start); took > m.nodeTimeout {
 				ns.Errorf("%d down: it took %v", down, took)
 			}
 			for _, link := range ns.links {

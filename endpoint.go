@@ -18,6 +18,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redismutex/redismutex/internal/mailbox"
+	"golang.org/x/sync/semaphore"
 )
 
 // channelPrefix begins the name of every mailbox, for the sake of ACLs.
@@ -45,11 +46,12 @@ type endpoint struct {
 	mute    atomic.Bool   // PUBLISH is refused
 	looked  atomic.Bool   // the server's settings have been looked at
 	workers workers
-	gate    *gate
+	limiter limiter
+	health  health
 
 	// For locks over several nodes:
-	addr string                  // "" if rc does not say
-	sick atomic.Pointer[illness] // nil: it is well
+	addr     string              // "" if rc does not say
+	requests *semaphore.Weighted // those under way of the locks that have this for their first node
 }
 
 // endpoints holds the endpoint of each client for as long as a mutex uses it.
@@ -105,66 +107,10 @@ func newEndpoint(rc redis.Scripter) *endpoint {
 	ep.box = mailbox.New(sub, mailboxes+strconv.FormatUint(boxes.Add(1), 10))
 	ep.keeper.ep = ep
 	ep.workers = make(workers)
-	ep.gate = newGate(rc)
+	ep.limiter = newLimiter(rc)
+	ep.requests = semaphore.NewWeighted(int64(connections(rc)))
+	ep.health.answered.Store(int64(always))
 	return ep
-}
-
-// A gate lets in only so many at a time who enter. Were thousands to ask at once,
-// they would wait in the client's pool for longer than their TTL, and renewals behind
-// them: all would find that they are too late, and ask again, for ever.
-type gate struct {
-	in   chan struct{}
-	last atomic.Int64 // when somebody left
-}
-
-// newGate is for some of each connection, so that none of these is idle, and nobody
-// waits for long.
-func newGate(rc redis.Scripter) *gate {
-	const perConnection, most = 8, 1024
-	connections := most
-	switch rc := rc.(type) {
-	case interface{ Options() *redis.Options }:
-		connections = rc.Options().PoolSize
-	case interface{ Options() *redis.ClusterOptions }:
-		connections = rc.Options().PoolSize
-	case interface{ Options() *redis.RingOptions }:
-		connections = rc.Options().PoolSize
-	}
-	return &gate{in: make(chan struct{}, min(perConnection*max(connections, 1), most))}
-}
-
-// enter waits until the caller may ask, or ctx ends, and returns the gate that is to
-// be left: none where nobody has been answered for so long that the client had better
-// see for itself, and give up as it is set to.
-func (g *gate) enter(ctx context.Context) (*gate, error) {
-	select {
-	case g.in <- struct{}{}:
-		return g, nil
-	default:
-	}
-	const stuck = time.Second
-	timer := time.NewTimer(stuck)
-	defer timer.Stop()
-	for {
-		select {
-		case g.in <- struct{}{}:
-			return g, nil
-		case <-ctx.Done():
-			return nil, ctx.Err()
-		case <-timer.C:
-			if instant(g.last.Load()).add(stuck) <= now() {
-				return nil, nil
-			}
-			timer.Reset(stuck)
-		}
-	}
-}
-
-func (g *gate) leave() {
-	if g != nil {
-		g.last.Store(int64(now()))
-		<-g.in
-	}
 }
 
 // resendAfter is the least time after which rc sends a command again whose

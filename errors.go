@@ -46,6 +46,16 @@ var (
 	ErrInvalid = errors.New("redismutex: invalid argument")
 )
 
+// sentinel returns the one of the errors above that err matches, or nil.
+func sentinel(err error) error {
+	for _, e := range []error{ErrLock, ErrLockLost, ErrUnlocked, ErrUpgrade, ErrRedis, ErrNotLock, ErrInvalid} {
+		if errors.Is(err, e) {
+			return e
+		}
+	}
+	return nil
+}
+
 // A caused error is of one kind, and keeps what caused it. It matches no other
 // kind, nor the errors of a context, whatever its cause does.
 type caused struct{ kind, cause error }

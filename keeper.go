@@ -6,8 +6,8 @@ import (
 	"container/heap"
 	"context"
 	"errors"
+	"fmt"
 	"math"
-	"slices"
 	"sync"
 	"time"
 )
@@ -34,18 +34,28 @@ var (
 // brought forward to share a round trip.
 func (m *RWMutex) retry() time.Duration { return min(m.ttl/16, time.Second) }
 
-// A keeper calls for the stakes of one endpoint when they fall due, those that
+// A keeper makes the calls for the leases of one endpoint as they fall due, those that
 // fall due together in one round trip, and ends the trust in those that were
-// not heard of. One heap and one timer serve them all: a lock that is held
+// not heard of. One timer serves them all: a lock that is held
 // costs neither a goroutine nor a timer. The timer never waits for Redis, so
 // trust ends on time whatever a call is doing.
+//
+// A stake is in one of two heaps:
+//
+//	later ──(its call is due)──► ready ──(a sender takes it)──► later, to be called again should that call hang
+//
+// Few senders take what is ready, the lease that ends first before the others: when there is more to renew
+// than Redis or this process can, those are lost that are too many, and not all.
 type keeper struct {
 	ep *endpoint
 
-	mu    sync.Mutex
-	heap  stakes
-	timer *time.Timer
-	armed instant // when the timer fires; 0: it does not
+	mu      sync.Mutex
+	later   byNext
+	ready   byEnd
+	senders senders
+	took    time.Duration // how long a call takes, about
+	timer   *time.Timer
+	armed   instant // when the timer fires; 0: it does not
 }
 
 // add takes charge of a stake that is trusted: a call begun at start has been
@@ -96,7 +106,14 @@ func (k *keeper) look(s *stake, at instant) {
 }
 
 func (k *keeper) lookAt(s *stake, at instant) {
-	if s.place == 0 || s.role == watching || s.due < at {
+	switch {
+	case s.place == 0 || s.role == watching:
+		return
+	case s.ready:
+		heap.Fix(&k.ready, int(s.place-1)) // its time may end earlier now
+		k.arm()
+		return
+	case s.due < at:
 		return
 	}
 	s.due, s.exact = at, true
@@ -123,7 +140,7 @@ func (k *keeper) raise(s *stake, token uint64) {
 	if s.place == 0 {
 		return // add will see it
 	}
-	s.limit.Store(int64(min(s.until(), now().add(s.hold.m.patience))))
+	s.limit.Store(int64(min(s.until(), now().add(s.hold.m.nodeTimeout))))
 	k.lookAt(s, now())
 }
 
@@ -157,16 +174,25 @@ func (k *keeper) drop(s *stake) bool {
 	if s.place == 0 {
 		return false
 	}
-	heap.Remove(&k.heap, int(s.place-1))
+	heap.Remove(k.heapOf(s), int(s.place-1))
+	s.ready = false
 	return true
 }
 
-// push puts s where its due time belongs.
+func (k *keeper) heapOf(s *stake) heap.Interface {
+	if s.ready {
+		return &k.ready
+	}
+	return &k.later
+}
+
+// push puts s among those that are due later, where its due time belongs.
 func (k *keeper) push(s *stake) {
-	if s.place == 0 {
-		heap.Push(&k.heap, s)
+	if s.place != 0 && !s.ready {
+		heap.Fix(&k.later, int(s.place-1))
 	} else {
-		heap.Fix(&k.heap, int(s.place-1))
+		k.drop(s)
+		heap.Push(&k.later, s)
 	}
 	k.arm()
 }
@@ -174,10 +200,17 @@ func (k *keeper) push(s *stake) {
 // arm sets the timer if it would come too late. That it may come too early
 // keeps the fast path from touching it: a lock seldom lives half its TTL.
 func (k *keeper) arm() {
-	if len(k.heap) == 0 || k.armed != 0 && k.armed <= k.heap[0].next() {
+	next := never
+	if len(k.later.stakes) > 0 {
+		next = k.later.stakes[0].next()
+	}
+	if len(k.ready.stakes) > 0 {
+		next = min(next, k.ready.stakes[0].until(), k.senders.free())
+	}
+	if next == never || k.armed != 0 && k.armed <= next {
 		return
 	}
-	k.armed = k.heap[0].next()
+	k.armed = next
 	wait := time.Duration(k.armed - now())
 	if k.timer == nil {
 		k.timer = time.AfterFunc(wait, k.wake)
@@ -186,20 +219,13 @@ func (k *keeper) arm() {
 	}
 }
 
-// wake ends what has ended, and calls for what is due.
+// wake ends what has ended, and has senders call for what is due.
 func (k *keeper) wake() {
-	var due, over []*stake
 	k.mu.Lock()
 	start := now()
-	for len(k.heap) > 0 {
-		s := k.heap[0]
-		if s.until() <= start {
-			k.drop(s)
-			if s.role != leaving {
-				over = append(over, s)
-			}
-			continue
-		}
+	over := k.ended(start)
+	for len(k.later.stakes) > 0 {
+		s := k.later.stakes[0]
 		// What falls due soon shares the round trip.
 		soon := start
 		if !s.exact {
@@ -208,27 +234,145 @@ func (k *keeper) wake() {
 		if s.next() > soon {
 			break
 		}
-		// Should the call hang, another one is made, on another connection.
-		s.due, s.exact = start.add(2*s.hold.m.retry()), true
-		heap.Fix(&k.heap, 0)
-		due = append(due, s)
+		if s.until() <= start {
+			over = k.end(s, over)
+			continue
+		}
+		k.drop(s)
+		s.ready = true
+		heap.Push(&k.ready, s)
 	}
+	more := k.senders.start(start, len(k.ready.stakes))
 	k.armed = 0
 	k.arm()
 	k.mu.Unlock()
 
-	for together := range slices.Chunk(due, chunk) {
-		go k.call(together)
+	for _, call := range more {
+		go k.send(call)
 	}
 	for _, s := range over {
 		s.hold.over(s, errExpired)
 	}
 }
 
-// chunk is the most calls that go in one pipeline. Chunks go side by side: none
-// waits for another's replies, and trust, which counts from before a pipeline
-// is sent, is not spent in a long one.
-const chunk = 1000
+// ended takes out those that are ready, and have ended before a sender took them.
+func (k *keeper) ended(start instant) (over []*stake) {
+	for len(k.ready.stakes) > 0 && k.ready.stakes[0].until() <= start {
+		over = k.end(k.ready.stakes[0], over)
+	}
+	return over
+}
+
+// end takes out s, whose time is over. What was to leave has ended by itself.
+func (k *keeper) end(s *stake, over []*stake) []*stake {
+	k.drop(s)
+	if s.role == leaving {
+		return over
+	}
+	return append(over, s)
+}
+
+const (
+	// batch is the most calls that go in one pipeline. Trust, which counts from before a pipeline
+	// is sent, is not spent in a long one.
+	batch = 500
+
+	// maxSenders is how many pipelines are under way at a time.
+	maxSenders = 4
+)
+
+// senders are the goroutines that call for what is ready. One whose call hangs no longer counts: another one may
+// have a connection that works.
+type senders map[*sender]struct{}
+
+// A sender makes one call after the other while anything is ready.
+type sender struct{ hangs instant }
+
+// start returns the senders to be started for so many that are ready.
+func (ss *senders) start(t instant, ready int) (more []*sender) {
+	working := 0
+	for c := range *ss {
+		if c.hangs > t {
+			working++
+		}
+	}
+	for ; working < maxSenders && ready > 0; working++ {
+		if *ss == nil {
+			*ss = senders{}
+		}
+		c := &sender{never}
+		(*ss)[c] = struct{}{}
+		more = append(more, c)
+		ready -= batch
+	}
+	return more
+}
+
+// free is when the next of them is to be taken for one that hangs.
+func (ss senders) free() instant {
+	next := never
+	t := now()
+	for c := range ss {
+		if c.hangs > t {
+			next = min(next, c.hangs)
+		}
+	}
+	return next
+}
+
+// send calls for what is ready, a batch at a time, until nothing is.
+func (k *keeper) send(self *sender) {
+	for {
+		due, behind := k.take(self)
+		if behind != nil {
+			due[0].hold.m.log().error("renewals fall behind, and locks may be lost", behind)
+		}
+		if len(due) == 0 {
+			return
+		}
+		start := now()
+		k.call(due)
+		k.mu.Lock()
+		k.took += (time.Duration(now()-start) - k.took) / 4
+		k.mu.Unlock()
+	}
+}
+
+// take takes a batch of those that are ready, the lease that ends first before the others. It returns an error where that one
+// has waited for so long that it may not be renewed in time.
+func (k *keeper) take(self *sender) (due []*stake, behind error) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	start := now()
+	self.hangs = never
+	for len(due) < batch && len(k.ready.stakes) > 0 {
+		s := k.ready.stakes[0]
+		ttl := s.hold.m.ttl
+		if behind == nil && s.role != leaving && !s.raises && s.due.add(ttl/8) < start && s.until() < start.add(ttl/4) {
+			behind = fmt.Errorf("redismutex: %d calls are due, and the first lease ends in %v: "+
+				"Redis or this process is too busy for so many locks of so short a TTL (%v for %q)",
+				len(k.ready.stakes), time.Duration(s.until()-start).Round(time.Millisecond), ttl, s.Key())
+		}
+		k.drop(s)
+		if len(k.ready.stakes) >= batch && s.until() < start.add(min(k.took, 2*s.hold.m.retry())) {
+			// The answer would come too late, and others are to be renewed that it would not.
+			s.due, s.exact = never, true
+			heap.Push(&k.later, s)
+			continue
+		}
+		// Should the call hang, another one is made, on another connection.
+		again := start.add(2 * s.hold.m.retry())
+		self.hangs = min(self.hangs, again)
+		s.due, s.exact = again, true
+		heap.Push(&k.later, s)
+		due = append(due, s)
+	}
+	if len(due) == 0 {
+		delete(k.senders, self)
+	}
+	k.arm()
+	return due, behind
+}
 
 // call calls for stakes, each of them to be kept or to leave.
 func (k *keeper) call(due []*stake) {
@@ -248,22 +392,12 @@ func (k *keeper) call(due []*stake) {
 	}
 	k.ep.runAll(ctx, again)
 
-	lost := map[string]bool{}
 	for _, c := range calls {
 		k.answer(c, start)
-		if c.mayHaveHandedOn() {
-			lost[c.stake.Key()] = true
+		if c.script == unlockScript && c.acked {
+			c.stake.lookForLostGrants(start, c.tried, c.reply, c.err)
 		}
 	}
-	for key := range lost {
-		k.ep.box.Look(key)
-	}
-}
-
-// mayHaveHandedOn says whether c is a leave of somebody who stood in the queue,
-// or held, whose reply is lost, and with it perhaps a grant.
-func (c *call) mayHaveHandedOn() bool {
-	return c.script == unlockScript && c.stake.acked && (c.err != nil || c.reply.status != left)
 }
 
 // calls is the call for each of due, and when the last of them is of no use.
@@ -282,6 +416,8 @@ func (k *keeper) calls(due []*stake) (calls []*call, limit instant) {
 		switch {
 		case s.role == leaving:
 			c.script, c.cmd = unlockScript, s.leaveCmd()
+			c.acked, c.tried = s.acked, s.tried
+			s.tried = now()
 		case s.reads:
 			c.cmd = s.keepCmd("r", 0)
 		case s.role == holding && s.write && !s.raises:
@@ -391,11 +527,10 @@ func (s *stake) longer(most time.Duration) time.Duration {
 // next is when something is to be done for s.
 func (s *stake) next() instant { return min(s.due, s.until()) }
 
-// stakes is a heap, by next.
+// stakes is what the two heaps have in common.
 type stakes []*stake
 
-func (h stakes) Len() int           { return len(h) }
-func (h stakes) Less(i, j int) bool { return h[i].next() < h[j].next() }
+func (h stakes) Len() int { return len(h) }
 func (h stakes) Swap(i, j int) {
 	h[i], h[j] = h[j], h[i]
 	h[i].place, h[j].place = int32(i+1), int32(j+1)
@@ -413,3 +548,13 @@ func (h *stakes) Pop() any {
 	s.place = 0
 	return s
 }
+
+// byNext has those first for whom something is to be done first.
+type byNext struct{ stakes }
+
+func (h byNext) Less(i, j int) bool { return h.stakes[i].next() < h.stakes[j].next() }
+
+// byEnd has those first whose time is over first.
+type byEnd struct{ stakes }
+
+func (h byEnd) Less(i, j int) bool { return h.stakes[i].until() < h.stakes[j].until() }

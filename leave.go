@@ -27,8 +27,8 @@ func (h *hold) partAll() {
 }
 
 // leave has h leave wherever it stands, and waits for the answers: with several
-// nodes no longer than the node time-out, and not for one that is known to be
-// ill, unless it takes that one to confirm it. The rest goes on in the background.
+// nodes no longer than the node time-out, and not for one that is down, unless
+// it takes that one to confirm it. The rest goes on in the background.
 func (h *hold) leave(ctx context.Context) (t tally) {
 	if h.ballot == nil {
 		s := h.stakes[0]
@@ -37,25 +37,25 @@ func (h *hold) leave(ctx context.Context) (t tally) {
 		return t
 	}
 	h.mu.Lock()
-	well := 0
+	up := 0
 	for _, s := range h.stakes {
-		if s.in && s.node().illness() == nil {
-			well++
+		if s.in && s.node().health.down() == nil {
+			up++
 		}
 	}
-	few := well < quorum.Majority(len(h.stakes)) // too few to confirm it: the others may be back
+	few := up < quorum.Majority(len(h.stakes)) // too few to confirm it: the others may be back
 	open := map[*stake]bool{}
 	h.ballot.voting = make(chan vote, len(h.stakes))
 	for _, s := range h.stakes {
-		ill := s.node().illness()
+		down := s.node().health.down()
 		switch {
-		case s.asking && ill == nil:
+		case s.asking && down == nil:
 			open[s] = true
 		case s.asking: // it leaves when that is answered, or has taken too long
-		case s.in && ill != nil && !few:
+		case s.in && down != nil && !few:
 			h.release(s)
 			s.node().keeper.leave(s)
-			t.add(vote{stake: s, err: ill.why})
+			t.add(vote{stake: s, err: down})
 		case s.in:
 			open[s] = true
 			h.part(s)
@@ -118,30 +118,41 @@ func (t *tally) add(v vote) {
 	}
 }
 
-// collect counts the votes of those that are open, but waits for them no longer
-// than the node time-out.
+// collect counts the votes of those that are open. It waits for each of them no longer
+// than the node time-out, which begins when its call has been sent.
 func (t *tally) collect(ctx context.Context, h *hold, open map[*stake]bool, votes <-chan vote) {
-	timeout := time.NewTimer(h.m.patience)
+	asked := now()
+	timeout := time.NewTimer(h.m.nodeTimeout)
 	defer timeout.Stop()
 	for len(open) > 0 {
 		select {
 		case v := <-votes:
+			if !open[v.stake] {
+				continue // it came too late
+			}
 			delete(open, v.stake)
 			h.hear(v.stake, v.reply, now(), v.err)
 			t.add(v)
-			continue
 		case <-ctx.Done():
 			for s := range open {
 				t.add(vote{stake: s, err: errInterrupted})
 			}
+			return
 		case <-timeout.C:
+			next := never
 			for s := range open {
-				err := redisError(fmt.Errorf("no answer within %v", h.m.patience))
-				h.hear(s, reply{}, now(), err)
-				t.add(vote{stake: s, err: err})
+				sent := instant(s.sent.Load())
+				overdue := s.node().health.overdue(asked, sent, h.m.nodeTimeout)
+				if overdue > now() {
+					next = min(next, overdue)
+					continue
+				}
+				delete(open, s)
+				h.hearNothing(s, max(asked, sent), h.m.noAnswer())
+				t.add(vote{stake: s, err: h.m.noAnswer()})
 			}
+			timeout.Reset(time.Duration(next - now()))
 		}
-		return
 	}
 }
 

@@ -122,11 +122,11 @@ func (m *RWMutex) setFactors(n int) error {
 		}
 		return nil
 	}
-	m.patience = min(part(defaultTimeoutFactor), maxNodeTimeout)
+	m.nodeTimeout = min(part(defaultTimeoutFactor), maxNodeTimeout)
 	if f := m.factors.timeout; f != nil {
-		m.patience = part(*f)
+		m.nodeTimeout = part(*f)
 	}
-	m.patience = max(m.patience, min(minNodeTimeout, m.ttl/4))
+	m.nodeTimeout = max(m.nodeTimeout, min(minNodeTimeout, m.ttl/4))
 	m.ranks = processRanks
 	return nil
 }

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -80,46 +79,11 @@ func (r *ranks) saw(rank int64) {
 	}
 }
 
-// An illness is why a node is not waited for.
-type illness struct {
-	why error
-	mu  sync.Mutex
-	at  instant // when it is to be tried again
-}
-
-// probation is how long after a node failed it is tried again.
-const probation = 500 * time.Millisecond
-
-func (ep *endpoint) illness() *illness { return ep.sick.Load() }
-
-// fall notes that ep has failed, and says whether that is new.
-func (ep *endpoint) fall(why error) bool {
-	return ep.sick.CompareAndSwap(nil, &illness{why: why, at: now().add(probation)})
-}
-
-// recover notes that ep has answered in time.
-func (ep *endpoint) recover() {
-	if ep.sick.Load() != nil {
-		ep.sick.Store(nil)
-	}
-}
-
-// due says whether it is time to try again, and the caller's to do so.
-func (i *illness) due() bool {
-	i.mu.Lock()
-	defer i.mu.Unlock()
-	if i.at > now() {
-		return false
-	}
-	i.at = now().add(probation)
-	return true
-}
-
-// probe asks an ill node in the background, if it is time, whether it is well: it
-// has an id kept there that does not hold.
+// probe asks a node that is down in the background, if it is time, whether it is up: it
+// renews an id there that does not hold.
 func (s *stake) probe() {
 	ep, cmd := s.node(), s.keepHoldCmd()
-	if ill := ep.illness(); ill == nil || !ill.due() {
+	if !ep.health.retry() {
 		return
 	}
 	ep.workers.run(func() {
@@ -137,12 +101,25 @@ func (h *hold) hear(s *stake, r reply, start instant, err error) {
 	h.m.ranks.saw(r.last)
 	switch {
 	case err == nil:
-		if time.Duration(now()-start) < h.m.patience {
-			s.node().recover()
+		if time.Duration(now()-start) < h.m.nodeTimeout {
+			s.node().health.markUp()
 		}
-	case errors.Is(err, ErrNotLock) || err == errInterrupted:
-	case s.node().fall(err):
+	case errors.Is(err, ErrNotLock), errors.Is(err, redis.ErrPoolTimeout), err == errInterrupted:
+	case s.node().health.markDown(err):
 		h.m.log().error("a node fails, and is tried again in the background", fmt.Errorf("redismutex: %s: %w", s.named(), err))
+	}
+}
+
+// noAnswer is the error of a node that has not answered within the node time-out.
+func (m *RWMutex) noAnswer() error {
+	return redisError(fmt.Errorf("no answer within %v", m.nodeTimeout))
+}
+
+// hearNothing takes it that a call sent at that instant has not been answered within the node time-out. It is the
+// node that is down if it has not answered any later call either.
+func (h *hold) hearNothing(s *stake, sent instant, err error) {
+	if instant(s.node().health.answered.Load()) <= sent {
+		h.hear(s, reply{}, now(), err)
 	}
 }
 

@@ -933,8 +933,8 @@ func TestFactorsAndTheirDefaults(t *testing.T) {
 	defer a.Close()
 	defer b.Close()
 	for _, c := range []struct {
-		opt             []MutexOption
-		drift, patience time.Duration
+		opt                []MutexOption
+		drift, nodeTimeout time.Duration
 	}{
 		{nil, 42 * time.Millisecond, 200 * time.Millisecond},
 		{[]MutexOption{WithTTL(time.Second)}, 12 * time.Millisecond, 50 * time.Millisecond},
@@ -945,8 +945,8 @@ func TestFactorsAndTheirDefaults(t *testing.T) {
 		{[]MutexOption{WithDriftFactor(0.25)}, 1002 * time.Millisecond, 200 * time.Millisecond},
 	} {
 		m := NewRedlock([]redis.Scripter{a, b}, "x", c.opt...)
-		if m.err != nil || m.drift != c.drift || m.patience != c.patience {
-			t.Errorf("%v: drift %v, want %v; time-out %v, want %v", m.err, m.drift, c.drift, m.patience, c.patience)
+		if m.err != nil || m.drift != c.drift || m.nodeTimeout != c.nodeTimeout {
+			t.Errorf("%v: drift %v, want %v; time-out %v, want %v", m.err, m.drift, c.drift, m.nodeTimeout, c.nodeTimeout)
 		}
 	}
 }

@@ -31,10 +31,10 @@ type RWMutex struct {
 	logger *slog.Logger
 	err    error // what every call is refused with
 
-	drift    time.Duration // how much less than a TTL a lease is trusted
-	patience time.Duration // the node time-out; 0 with one node
-	ranks    *ranks        // nil with one node
-	factors  factors
+	drift       time.Duration // how much less than a TTL a lease is trusted
+	nodeTimeout time.Duration // how long one node is waited for; 0 with one node
+	ranks       *ranks        // nil with one node
+	factors     factors
 
 	ttlArg  any // the TTL, and how long a tombstone stays, as scripts take them
 	buryArg any
@@ -202,7 +202,9 @@ func (m *RWMutex) acquire(r request, opt []LockOption) (*Lock, error) {
 
 // wait asks for a new lock, and waits for it.
 func (l *Lock) wait(ctx context.Context) (*Lock, error) {
-	l.hold.ask(ctx)
+	if err := l.hold.ask(ctx); err != nil {
+		return nil, err
+	}
 	if err := l.hold.await(ctx, l); err != nil {
 		return nil, err
 	}

@@ -186,10 +186,10 @@ var errInterrupted = errors.New("interrupted")
 
 // interruptibly is run, but returns errInterrupted as soon as ctx ends, while
 // the call goes on by itself: a context does not interrupt go-redis in a read.
-// When the call has come to its end, it leaves the gate, if there is one.
-func (ep *endpoint) interruptibly(ctx context.Context, s *script, c cmd, g *gate) (reply, error) {
+// When the call has ended it frees its place in the limiter.
+func (ep *endpoint) interruptibly(ctx context.Context, s *script, c cmd, place place) (reply, error) {
 	if ctx.Done() == nil {
-		defer g.leave()
+		defer place.free()
 		return ep.run(ctx, s, c)
 	}
 	type answer struct {
@@ -203,7 +203,7 @@ func (ep *endpoint) interruptibly(ctx context.Context, s *script, c cmd, g *gate
 			sent = context.WithoutCancel(ctx) // it is to be sent in any case
 		}
 		r, err := ep.run(sent, s, c)
-		g.leave()
+		place.free()
 		answers <- answer{r, err}
 	})
 	select {
@@ -246,7 +246,9 @@ type call struct {
 	stake  *stake
 	script *script
 	cmd    cmd
-	raise  uint64 // the token that it raises to, or 0
+	raise  uint64  // the token that it raises to, or 0
+	acked  bool    // of a release: its id has waited, or held
+	tried  instant // of a release: when it was sent before; always: never
 	reply  reply
 	err    error
 }
@@ -273,6 +275,7 @@ func (ep *endpoint) pipelined(ctx context.Context, calls []*call) (unknown []*ca
 	if len(calls) == 0 {
 		return nil
 	}
+	start := now()
 	pipeline, sent := ep.pipeline(), make([]*redis.Cmd, len(calls))
 	for i, c := range calls {
 		sent[i] = c.cmd.redis(ctx)
@@ -287,6 +290,9 @@ func (ep *endpoint) pipelined(ctx context.Context, calls []*call) (unknown []*ca
 			unknown = append(unknown, c)
 		}
 		c.reply, c.err = c.script.parse(sent[i])
+	}
+	if last := sent[len(sent)-1].Err(); last == nil || ctx.Err() == nil {
+		ep.health.record(start, last)
 	}
 	return unknown
 }
@@ -307,7 +313,17 @@ func (s *script) inFull(c cmd) cmd {
 	return full
 }
 
+// send sends c, and records what that shows of the node.
 func (ep *endpoint) send(ctx context.Context, c cmd) *redis.Cmd {
+	start := now()
+	sent := ep.do(ctx, c)
+	if err := sent.Err(); err == nil || ctx.Err() == nil {
+		ep.health.record(start, err)
+	}
+	return sent
+}
+
+func (ep *endpoint) do(ctx context.Context, c cmd) *redis.Cmd {
 	if ep.process != nil {
 		sent := c.redis(ctx)
 		if err := ep.process(ctx, sent); err != nil && sent.Err() == nil {

@@ -21,8 +21,11 @@ type stake struct {
 	// for a lease the start of the last call that Redis acknowledged, and the
 	// TTL, less a margin for clocks that do not run alike.
 	limit  atomic.Int64
-	due    instant // when to call next
-	place  int32   // in the heap, and 1 more: 0 is outside
+	sent   atomic.Int64 // when its last acquire or release was sent; always: none yet
+	tried  instant      // when its release was sent before in vain; always: never
+	due    instant      // when to call next
+	place  int32        // in its heap, and 1 more: 0 is in none
+	ready  bool         // it is in the heap of those that are ready
 	role   role
 	exact  bool // not a moment before due
 	acked  bool // the node has acknowledged it
@@ -48,6 +51,8 @@ type stake struct {
 // init makes s the stake on a node, under a new id.
 func (s *stake) init(h *hold, index int) *stake {
 	s.hold, s.write, s.index = h, h.write, int16(index)
+	s.sent.Store(int64(always))
+	s.tried = always
 	var buf [64]byte
 	id := append(append(buf[:0], s.node().box.Name()...), ':')
 	s.id = string(strconv.AppendUint(id, s.node().ids.Add(1), 10))
@@ -66,22 +71,22 @@ func (s *stake) listen(ctx context.Context) {
 		return
 	default:
 	}
-	patience := time.NewTimer(min(s.hold.m.ttl/4, time.Second))
-	defer patience.Stop()
+	timeout := time.NewTimer(min(s.hold.m.ttl/4, time.Second))
+	defer timeout.Stop()
 	select {
 	case <-settled:
-	case <-patience.C:
+	case <-timeout.C:
 	case <-ctx.Done():
 	}
 }
 
-// enter asks the node, and leaves the gate when that has come to its end.
-func (s *stake) enter(ctx context.Context, try bool, g *gate) (reply, error) {
+// enter asks the node, and gives the place in the limiter back when that call has ended.
+func (s *stake) enter(ctx context.Context, try bool, place place) (reply, error) {
 	script := rlockScript
 	if s.write {
 		script = lockScript
 	}
-	return s.node().interruptibly(ctx, script, s.enterCmd(try), g)
+	return s.node().interruptibly(ctx, script, s.enterCmd(try), place)
 }
 
 // leave has s leave, and goes on with that in the background if the node does
@@ -89,10 +94,16 @@ func (s *stake) enter(ctx context.Context, try bool, g *gate) (reply, error) {
 func (s *stake) leave(ctx context.Context) (reply, error) {
 	ep := s.node()
 	ep.keeper.remove(s)
-	r, err := ep.interruptibly(ctx, unlockScript, s.leaveCmd(), nil)
-	if err != nil || r.status != left {
-		ep.box.Look(s.Key()) // the reply that was lost may have carried a grant
+	place := ep.limiter.release
+	if err := ep.admit(ctx, place, s.hold.ballot != nil); err != nil {
+		ep.keeper.leave(s)
+		return reply{}, err
 	}
+	start := now()
+	s.sent.Store(int64(start))
+	r, err := ep.interruptibly(ctx, unlockScript, s.leaveCmd(), place)
+	s.lookForLostGrants(start, always, r, err)
+	s.tried = start
 	if err != nil {
 		ep.keeper.leave(s)
 		return r, err
@@ -102,6 +113,24 @@ func (s *stake) leave(ctx context.Context) (reply, error) {
 		runtime.Gosched() // whoever was granted goes first
 	}
 	return r, nil
+}
+
+// lookForLostGrants has the other waiters of the key look for themselves where a grant to one of them may be lost: the
+// reply to a release carries those to its own process. r and err are what became of a release that was sent at that
+// instant, and before at another, unless that is always.
+func (s *stake) lookForLostGrants(sent, before instant, r reply, err error) {
+	ep := s.node()
+	switch {
+	case err != nil:
+	case r.status == left, r.status == foreign:
+		return
+	case time.Duration(now()-sent) >= ep.resend: // the client may have sent it twice
+	case before != always: // the reply to that is lost
+		sent = before
+	default:
+		return
+	}
+	ep.box.Look(s.Key(), sent.time())
 }
 
 // trusted is how long a lease can be trusted that was acknowledged by a call

@@ -1130,7 +1130,7 @@ func (s *scene) never(c <-chan outcome, while time.Duration) {
 func (s *scene) none(c <-chan outcome) { s.Helper(); s.never(c, 0) }
 
 // eventually waits for what only others can bring about.
-func eventually(t *testing.T, what string, holds func() bool) {
+func eventually(t testing.TB, what string, holds func() bool) {
 	t.Helper()
 	for start := time.Now(); !holds(); time.Sleep(time.Millisecond) {
 		if time.Since(start) > patience {

@@ -29,6 +29,9 @@ const (
 	// and then until it is given up: a link may be dead and not closed.
 	silence = 3 * time.Second
 
+	// perLook is more than it takes a waiter to look, where many do.
+	perLook = 50 * time.Microsecond
+
 	minBackoff = 10 * time.Millisecond
 	maxBackoff = time.Second
 )
@@ -58,11 +61,13 @@ type Box struct {
 
 	mu      sync.Mutex
 	waiters map[uint64]Waiter
-	pubsub  *redis.PubSub // nil: closed
-	settled chan struct{} // closed when it is known whether the subscription works
-	stop    chan struct{} // closed when the subscription is to end
-	idle    *time.Timer   // runs while nobody waits
-	idles   int           // which of these timers that is
+	pubsub  *redis.PubSub       // nil: closed
+	settled chan struct{}       // closed when it is known whether the subscription works
+	stop    chan struct{}       // closed when the subscription is to end
+	idle    *time.Timer         // runs while nobody waits
+	idles   int                 // which of these timers that is
+	swept   time.Time           // when all waiters were last told to look
+	lost    map[string]struct{} // the keys whose waiters are to look; nil: no sweep is under way
 }
 
 // New makes a mailbox on the channel of that name. With a nil Subscriber it
@@ -216,6 +221,7 @@ func (b *Box) setHears(stop <-chan struct{}, hears bool) {
 	var waiters []Waiter
 	if changed || hears {
 		waiters = b.all()
+		b.swept = time.Now()
 	}
 	b.mu.Unlock()
 	for _, w := range waiters {
@@ -240,15 +246,44 @@ func (b *Box) all() []Waiter {
 	return waiters
 }
 
-// Look has every waiter for key look: a message for one of them may be lost.
-func (b *Box) Look(key string) {
+// Look has every waiter for key look: a message to one of them that was sent after since may be lost. It does nothing
+// if the subscription has come or gone since then, or is still to come: all waiters look then.
+func (b *Box) Look(key string, since time.Time) {
 	b.mu.Lock()
-	waiters := b.all()
-	b.mu.Unlock()
-	for _, w := range waiters {
-		if w.Key() == key {
+	defer b.mu.Unlock()
+	if b.swept.After(since) || b.stop != nil && !b.hears.Load() {
+		return
+	}
+	if b.lost == nil {
+		b.lost = map[string]struct{}{}
+		go b.sweep()
+	}
+	b.lost[key] = struct{}{}
+}
+
+// sweep has the waiters for the keys in lost look, until there are none. One sweep is under way at a time, and the
+// next begins when the calls of the one before may have been answered: what is lost during a sweep, while Redis is slow
+// because of it, has everybody look once more and not once for each message.
+func (b *Box) sweep() {
+	for {
+		b.mu.Lock()
+		if len(b.lost) == 0 {
+			b.lost = nil
+			b.mu.Unlock()
+			return
+		}
+		var waiters []Waiter
+		for _, w := range b.waiters {
+			if _, lost := b.lost[w.Key()]; lost {
+				waiters = append(waiters, w)
+			}
+		}
+		clear(b.lost)
+		b.mu.Unlock()
+		for _, w := range waiters {
 			w.Look()
 		}
+		time.Sleep(time.Duration(1+len(waiters)) * perLook)
 	}
 }
 

@@ -1,0 +1,349 @@
+package redismutex
+
+// Many goroutines of one process, as many as its client has connections for many times over: nobody is late because of
+// the others, and what the process holds is renewed. Time is virtual, and the way to Redis is slow, so that a crowd
+// takes several TTLs.
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redismutex/redismutex/internal/redistest"
+)
+
+// aFewConnections is for clients whose pool a crowd fills many times over. None waits for a connection for so long that the client
+// gives up.
+func aFewConnections(o *redis.Options) { o.PoolSize, o.PoolTimeout = 4, time.Hour }
+
+// slowNodes makes the clients of a process that has few connections, and a slow way to each node.
+func (ns *nodes) slowNodes() (clients []redis.Scripter) {
+	for i, m := range ns.minis {
+		clients = append(clients, redistest.MiniClient(ns, m, aFewConnections, func(o *redis.Options) {
+			o.Addr = fmt.Sprintf("10.0.0.%d:6379", i+1)
+			o.Dialer = ns.links[i].Dial
+			o.DialerRetries = 1
+		}))
+	}
+	return clients
+}
+
+// Promises 1, 2 and 10, where a crowd asks a quorum: waiting of the library's own making marks no node down, and
+// renewals and releases go before acquires. 500 goroutines that asked three healthy nodes for a free key each got
+// errors of Redis, and took the locks that were held with them.
+func TestCrowdOnAQuorumFailsNobody(t *testing.T) {
+	for _, keys := range []int{1, 400} {
+		onNodes(t, 3, func(ns *nodes) {
+			var log lockedBuffer
+			m := NewRedlock(ns.slowNodes(), "x", WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+			var held []*Lock
+			for i := range 50 {
+				l, err := m.LockContext(ns.Context(), WithKey(fmt.Sprint("held", i)))
+				if err != nil {
+					t.Fatal(err)
+				}
+				held = append(held, l)
+			}
+			for _, l := range ns.links {
+				l.SetDelay(10 * time.Millisecond)
+			}
+			var all sync.WaitGroup
+			for i := range 400 {
+				all.Go(func() {
+					l, err := m.LockContext(context.Background(), WithKey(fmt.Sprint(i%keys)))
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					if err := l.UnlockContext(context.Background()); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			all.Wait()
+			for _, l := range held {
+				if l.Err() != nil {
+					t.Errorf("%d keys: %v", keys, context.Cause(l))
+				}
+				ns.unlock(l)
+			}
+			if log.Len() > 0 {
+				t.Errorf("%d keys: logged: %.500s", keys, log.String())
+			}
+		})
+	}
+}
+
+// Promise 10: a majority that does not answer is told to all of a crowd at about the same time, not to one group after
+// the other.
+func TestCrowdOnADeadQuorumIsToldAtOnce(t *testing.T) {
+	for name, fail := range faults {
+		onNodes(t, 5, func(ns *nodes) {
+			m := NewRedlock(ns.slowNodes(), "x")
+			ns.unlock(ns.lock(m, true))
+			for _, i := range []int{0, 2, 3} {
+				fail(ns.links[i])
+			}
+			start := time.Now()
+			var all sync.WaitGroup
+			for i := range 400 {
+				all.Go(func() {
+					_, err := m.LockContext(ns.Context(), WithKey(fmt.Sprint(i)))
+					ns.matches(err, ErrRedis)
+				})
+			}
+			all.Wait()
+			if took := time.Since(start); took > 3*m.nodeTimeout {
+				ns.Errorf("%s: the last was told after %v", name, took)
+			}
+		})
+	}
+}
+
+// Promise 2: renewals do not wait behind a crowd that acquires, or that releases.
+func TestRenewalsDoNotWaitBehindACrowd(t *testing.T) {
+	inBubble(t, func(w *world) {
+		m := NewMutex(w.client(w.link, aFewConnections), "x")
+		var held []*Lock
+		for i := range 100 {
+			l, err := m.LockContext(w.Context(), WithKey(fmt.Sprint("held", i)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			held = append(held, l)
+		}
+		w.link.SetDelay(20 * time.Millisecond)
+		var all sync.WaitGroup
+		for i := range 1000 {
+			all.Go(func() {
+				l, err := m.LockContext(context.Background(), WithKey(fmt.Sprint(i)))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				w.unlock(l)
+			})
+		}
+		all.Wait()
+		for _, l := range held {
+			if l.Err() != nil {
+				t.Error(context.Cause(l))
+			}
+			w.unlock(l)
+		}
+	})
+}
+
+// Promise 7: Redis comes back empty while many wait. Each of them enters once more, and that is about all that is sent;
+// and the log has a few lines, with the number of the others. Each release that found nothing had all waiters look, so
+// that they were late, released, and looked again, for ever.
+func TestManyWaitersAreServedSoonAfterAnEmptyRestart(t *testing.T) {
+	const many = 1000
+	for _, keys := range []int{1, many} {
+		inBubble(t, func(w *world) {
+			var log lockedBuffer
+			other := NewMutex(w.client(w.link), "x", WithLogger(slog.New(slog.DiscardHandler)))
+			for i := range keys {
+				if _, err := other.LockContext(w.Context(), WithKey(fmt.Sprint(i))); err != nil {
+					t.Fatal(err)
+				}
+			}
+			rc, sent := w.client(w.link), &counter{}
+			rc.AddHook(sent)
+			m := NewMutex(rc, "x", WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+			var all sync.WaitGroup
+			for i := range many {
+				all.Go(func() {
+					l, err := m.LockContext(context.Background(), WithKey(fmt.Sprint(i%keys)))
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					w.unlock(l)
+				})
+			}
+			time.Sleep(time.Second)
+			w.link.Refuse(true)
+			w.link.Cut()
+			time.Sleep(6 * time.Second)
+			w.m.FlushAll()
+			w.link.Refuse(false)
+			sent.reset()
+			back := time.Now()
+			all.Wait()
+			if took := time.Since(back); took > 5*time.Second {
+				t.Errorf("%d keys: the last was served after %v", keys, took)
+			}
+			time.Sleep(time.Minute)
+			// An acquire and a release of the new id, a release of the old one, and what was tried meanwhile.
+			if n, _ := sent.reset(); n > 6*many {
+				t.Errorf("%d keys: %d commands for %d waiters", keys, n, many)
+			}
+			if n := strings.Count(log.String(), "\n"); n > 100 {
+				t.Errorf("%d keys: %d lines in the log: %.1000s", keys, n, log.String())
+			}
+		})
+	}
+}
+
+// Promise 10: data that comes to stand in the place of a lock is told to all who wait for it, within a TTL, and left as
+// it is.
+func TestWaitersAreToldOfForeignData(t *testing.T) {
+	for _, n := range []int{1, 5} {
+		onNodes(t, n, func(ns *nodes) {
+			holder := ns.lock(ns.mutex(), true)
+			m := ns.mutex()
+			told := make(chan error, 100)
+			for i := range cap(told) {
+				go func() {
+					_, err := verb(m, i%2 == 0)(ns.Context())
+					told <- err
+				}()
+			}
+			synctest.Wait()
+			for _, mini := range ns.minis {
+				if err := mini.Set("x", "data"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			start := time.Now()
+			for range cap(told) {
+				ns.matches(<-told, ErrNotLock)
+			}
+			if took := time.Since(start); took > DefaultTTL {
+				t.Errorf("%d nodes: the last was told after %v", n, took)
+			}
+			time.Sleep(time.Minute)
+			for _, mini := range ns.minis {
+				if data, err := mini.Get("x"); data != "data" || err != nil {
+					t.Errorf("%d nodes: the data is now %q, %v", n, data, err)
+				}
+			}
+			ns.matches(context.Cause(holder), ErrLockLost)
+		})
+	}
+}
+
+// Promise 10: who waits on a client that is closed is told, as holders and new callers are.
+func TestWaiterOnAClosedClientIsTold(t *testing.T) {
+	for _, n := range []int{1, 3} {
+		onNodes(t, n, func(ns *nodes) {
+			holder := ns.lock(ns.mutex(), true)
+			clients := ns.process()
+			m := NewRedlock(clients, "x")
+			told := make(chan error, 2)
+			for i := range cap(told) {
+				go func() { _, err := verb(m, i == 0)(context.Background()); told <- err }()
+			}
+			synctest.Wait()
+			start := time.Now()
+			for _, rc := range clients {
+				rc.(*redis.Client).Close()
+			}
+			for range cap(told) {
+				err := <-told
+				ns.matches(err, ErrRedis)
+				if !errors.Is(err, redis.ErrClosed) {
+					t.Errorf("%d nodes: %q does not tell that the client is closed", n, err)
+				}
+			}
+			if took := time.Since(start); took > DefaultTTL {
+				t.Errorf("%d nodes: the last was told after %v", n, took)
+			}
+			ns.unlock(holder)
+		})
+	}
+}
+
+// Promise 2, where there is more to renew than can be: those leases are lost that are too many, the log tells before
+// that, and the others are kept.
+func TestOverloadLosesNoMoreThanTheExcess(t *testing.T) {
+	const (
+		ttl      = 400 * time.Millisecond
+		trip     = 40 * time.Millisecond
+		capacity = maxSenders * batch * int(ttl/trip)
+		many     = capacity * 5 / 4
+	)
+	inBubble(t, func(w *world) {
+		var log lockedBuffer
+		m := NewMutex(w.client(w.link), "x", WithTTL(ttl), WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+		locks := make([]*Lock, many)
+		for i := range locks { // as if they had been acquired at once
+			keys, err := newKeys(fmt.Sprint("x:", i))
+			if err != nil {
+				t.Fatal(err)
+			}
+			l := m.newLock(request{keys: keys, write: true})
+			s := l.hold.stakes[0]
+			s.trust(now())
+			s.in, s.granted = true, true
+			s.node().keeper.add(s, holding, now(), reply{status: granted})
+			l.hold.hold(1)
+			if err := l.hold.await(context.Background(), l); err != nil {
+				t.Fatal(err)
+			}
+			if err := w.m.Set(keys.holder, s.id.(string)); err != nil {
+				t.Fatal(err)
+			}
+			w.m.SetTTL(keys.holder, ttl)
+			locks[i] = l
+		}
+		w.link.SetDelay(trip / 2)
+		told := false
+		alive := func() (n int) {
+			for _, l := range locks {
+				if l.Err() == nil {
+					n++
+				}
+			}
+			return n
+		}
+		for range 10 {
+			time.Sleep(ttl / 8)
+			if n := alive(); n < many && !told {
+				told = strings.Contains(log.String(), "fall behind")
+				if !told {
+					t.Errorf("%d are lost, and the log has not told that renewals fall behind", many-n)
+				}
+			}
+		}
+		time.Sleep(ttl)
+		if n := alive(); n < capacity*3/4 {
+			t.Errorf("%d of %d are left, and %d could be renewed", n, many, capacity)
+		} else {
+			t.Logf("%d of %d are left, and %d could be renewed", n, many, capacity)
+		}
+		w.link.SetDelay(0)
+		for _, l := range locks {
+			if l.Err() == nil {
+				w.unlock(l)
+			}
+		}
+	})
+}
+
+// lockedBuffer is what a logger writes to.
+type lockedBuffer struct {
+	mu sync.Mutex
+	bytes.Buffer
+}
+
+func (b *lockedBuffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.Buffer.Write(p)
+}
+func (b *lockedBuffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.Buffer.String()
+}
+func (b *lockedBuffer) Len() int { return len(b.String()) }
