@@ -90,8 +90,12 @@ func (h *hold) parted(s *stake, r reply, err error) {
 	}
 }
 
-// gone is the vote of a node that was asked to let go of s.
+// gone is the vote of a node that was asked to release s. A node with foreign data has
+// released what it could, and cannot confirm the rest.
 func (s *stake) gone(r reply, err error) vote {
+	if err == nil && r.status == foreign {
+		err = notLock(r)
+	}
 	return vote{s, r.status == left && s.granted, r, err}
 }
 
