@@ -51,7 +51,7 @@ func TestHotScriptsRunFewCommands(t *testing.T) {
 			s.is(next.enter(), waiting)
 			continue
 		}
-		costs("a writer waits", 14, enter(next, waiting))
+		costs("a writer waits", 15, enter(next, waiting))
 		rc.ZIncrBy(context.Background(), keys.leases(), -1000, next.id) // a second ago
 		costs("it is kept", 13, func() { s.is(next.keep(), waiting) })
 	}

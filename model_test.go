@@ -537,6 +537,12 @@ const snapshotSource = endSource + `
 			words = redis.call('SMEMBERS', key)
 		elseif kind == 'zset' then
 			words = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
+		elseif kind == 'list' then
+			words = redis.call('LRANGE', key, 0, -1)
+		elseif kind == 'hash' then
+			words = redis.call('HGETALL', key)
+		elseif kind == 'stream' then
+			words = redis.call('XRANGE', key, '-', '+')[1][2]
 		end
 		lines[i] = {key, kind, string.format('%d', ends(key)), words}
 	end
