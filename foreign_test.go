@@ -22,30 +22,31 @@ var allData = flag.Bool("foreign.all", false, "put all foreign data under the ke
 // A datum is something that is no part of a lock.
 type datum struct {
 	what string
-	put  func(ctx context.Context, rc redis.Pipeliner, key string)
+	ttl  time.Duration
+	put  func(ctx context.Context, rc redis.Cmdable, key string)
 }
 
 func text(value string, ttl time.Duration) datum {
-	return datum{fmt.Sprintf("string %q for %v", value, ttl), func(ctx context.Context, rc redis.Pipeliner, key string) {
+	return datum{fmt.Sprintf("string %q for %v", value, ttl), ttl, func(ctx context.Context, rc redis.Cmdable, key string) {
 		rc.Set(ctx, key, value, ttl)
 	}}
 }
 
 var (
-	persisted = datum{"what was there, without its TTL", nil}
+	persisted = datum{"what was there, without its TTL", 0, nil}
 	data      = []datum{
 		persisted,
 		text("data", 0),
-		{"hash", func(ctx context.Context, rc redis.Pipeliner, key string) { rc.HSet(ctx, key, "f", "v") }},
-		{"list", func(ctx context.Context, rc redis.Pipeliner, key string) { rc.RPush(ctx, key, "v", "w") }},
-		{"stream", func(ctx context.Context, rc redis.Pipeliner, key string) {
+		{"hash", 0, func(ctx context.Context, rc redis.Cmdable, key string) { rc.HSet(ctx, key, "f", "v") }},
+		{"list", 0, func(ctx context.Context, rc redis.Cmdable, key string) { rc.RPush(ctx, key, "v", "w") }},
+		{"stream", 0, func(ctx context.Context, rc redis.Cmdable, key string) {
 			rc.XAdd(ctx, &redis.XAddArgs{Stream: key, Values: []string{"f", "v"}})
 		}},
-		{"set", func(ctx context.Context, rc redis.Pipeliner, key string) { rc.SAdd(ctx, key, "v", "w") }},
-		{"sorted set", func(ctx context.Context, rc redis.Pipeliner, key string) {
+		{"set", 0, func(ctx context.Context, rc redis.Cmdable, key string) { rc.SAdd(ctx, key, "v", "w") }},
+		{"sorted set", 0, func(ctx context.Context, rc redis.Cmdable, key string) {
 			rc.ZAdd(ctx, key, redis.Z{Score: 1, Member: "v"}, redis.Z{Score: 2, Member: "wx"})
 		}},
-		{"list with a TTL", func(ctx context.Context, rc redis.Pipeliner, key string) {
+		{"list with a TTL", time.Hour, func(ctx context.Context, rc redis.Cmdable, key string) {
 			rc.RPush(ctx, key, "v")
 			rc.Expire(ctx, key, time.Hour)
 		}},

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // A move is what one participant does in one state of the lock.
@@ -229,10 +231,16 @@ type line struct {
 // lines is all that is on the server.
 func (s *stage) lines() map[string]line {
 	s.Helper()
-	all, err := s.rc.Eval(context.Background(), snapshotSource, nil).Slice()
+	lines, err := linesOf(s.rc.Eval(context.Background(), snapshotSource, nil))
 	if err != nil {
 		s.Fatal(err)
 	}
+	return lines
+}
+
+// linesOf is what a look by snapshotSource has found.
+func linesOf(look *redis.Cmd) (map[string]line, error) {
+	all, err := look.Slice()
 	lines := map[string]line{}
 	for _, of := range all {
 		of := of.([]any)
@@ -243,7 +251,7 @@ func (s *stage) lines() map[string]line {
 		ends, _ := strconv.ParseInt(of[2].(string), 10, 64)
 		lines[of[0].(string)] = line{of[1].(string), fmt.Sprintf("%q", words), ends}
 	}
-	return lines
+	return lines, err
 }
 
 // same says whether a key is as it was. Where the clock does not stand still, the end of

@@ -131,10 +131,14 @@ func TestForeignHolderEndsEveryWait(t *testing.T) {
 	}
 	s.waiting(100)
 	s.rc.Set(s.Context(), key, "data", 0)
+	rc, sent := s.client(nil), &counted{}
+	rc.Ping(s.Context()) // it is connected
+	rc.AddHook(sent)
 	for _, write := range []bool{true, false} {
+		n := sent.number()
 		ctx, cancel := context.WithTimeout(s.Context(), atOnce)
-		if _, err := verb(s.mutex(nil), write)(ctx); !errors.Is(err, redismutex.ErrNotLock) {
-			t.Errorf("a %s that comes: %v", kind(write), err)
+		if _, err := verb(s.mutexOf(rc), write)(ctx); !errors.Is(err, redismutex.ErrNotLock) || sent.number()-n > 2 {
+			t.Errorf("a %s that comes: %v, after %d commands", kind(write), err, sent.number()-n)
 		}
 		cancel()
 	}
