@@ -714,7 +714,7 @@ func TestForeignDataIsRefusedAndLeftAlone(t *testing.T) {
 				if err := put(key); err != nil {
 					s.Fatal(err)
 				}
-				before := s.dump()
+				before := s.lines()[key]
 				m := NewMutex(s.rc, "lock")
 				if _, err := m.TryLockContext(ctx); !errors.Is(err, ErrNotLock) || errors.Is(err, ErrLock) {
 					s.Errorf("%s at %s: %v", name, key, err)
@@ -727,8 +727,8 @@ func TestForeignDataIsRefusedAndLeftAlone(t *testing.T) {
 						s.Errorf("%s at %s: %v", name, key, err)
 					}
 				}
-				if after := s.dump(); after != before {
-					s.Errorf("%s at %s: before %s, after %s", name, key, before, after)
+				if after := s.lines()[key]; !after.same(before) {
+					s.Errorf("%s at %s: before %v, after %v", name, key, before, after)
 				}
 			}
 		}

@@ -20,8 +20,9 @@ import (
 // locks are refused with an error that says why.
 func TestLocksOutliveAFullRedis(t *testing.T) {
 	s := open(t)
+	const ttl = 4 * short // a waiter that is late loses its place, and is refused a new one
 	process := func(name string) *redismutex.RWMutex {
-		return redismutex.NewMutex(s.client(nil), name, redismutex.WithTTL(short))
+		return redismutex.NewMutex(s.client(nil), name, redismutex.WithTTL(ttl))
 	}
 	writer, reader, another := s.lock(process("w").LockContext), s.lock(process("r").RLockContext), s.lock(process("r").RLockContext)
 	downgraded, last := s.lock(process("d").LockContext), s.lock(process("l").RLockContext)
@@ -58,7 +59,7 @@ func TestLocksOutliveAFullRedis(t *testing.T) {
 	for _, name := range []string{"w", "r", "d", "l", "fresh", "new"} {
 		refused(name)
 	}
-	for end := time.Now().Add(5 * short); time.Now().Before(end); time.Sleep(short / 10) {
+	for end := time.Now().Add(5 * ttl / 2); time.Now().Before(end); time.Sleep(short / 10) {
 		for what, l := range map[string]*redismutex.Lock{
 			"the writer": writer, "a reader": reader, "another reader": another, "the writer to be a reader": downgraded, "the last reader": last,
 		} {
@@ -79,7 +80,7 @@ func TestLocksOutliveAFullRedis(t *testing.T) {
 	s.unlock(s.soon(behindLast))
 	s.unlock(writer)
 	next := s.soon(behindWriter)
-	time.Sleep(2 * short) // the new writer is renewed
+	time.Sleep(3 * ttl / 2) // the new writer is renewed
 	s.unlock(next)
 	s.unlock(s.soon(readersBehind))
 	s.unlock(another)
