@@ -20,13 +20,15 @@ import (
 // locks are refused with an error that says why.
 func TestLocksOutliveAFullRedis(t *testing.T) {
 	s := open(t)
-	const ttl = 4 * short // a waiter that is late loses its place, and is refused a new one
+	const ttl = 2 * short // a waiter that is late loses its place, and is refused a new one
 	process := func(name string) *redismutex.RWMutex {
 		return redismutex.NewMutex(s.client(nil), name, redismutex.WithTTL(ttl))
 	}
 	writer, reader, another := s.lock(process("w").LockContext), s.lock(process("r").RLockContext), s.lock(process("r").RLockContext)
 	downgraded, last := s.lock(process("d").LockContext), s.lock(process("l").RLockContext)
-	behindWriter, readersBehind := later(process("w").LockContext), later(process("w").RLockContext)
+	behindWriter := later(process("w").LockContext)
+	s.eventually("it waits", func() bool { return s.rc.ZCard(s.Context(), "{w}:lock-intent").Val() == 1 })
+	readersBehind := later(process("w").RLockContext)
 	behindReaders, behindLast := later(process("r").LockContext), later(process("l").LockContext)
 	behindDowngraded := later(process("d").RLockContext)
 	for name, n := range map[string]int64{"w": 2, "r": 1, "l": 1, "d": 1} {
