@@ -34,7 +34,9 @@ var (
 	// ErrRedis says that Redis failed, or could not be reached. The client's
 	// error is wrapped, except that it does not match [context.Canceled] or
 	// [context.DeadlineExceeded], as some time-outs of the network do: those
-	// two always mean the caller's context.
+	// two always mean the caller's context. If Redis is full (maxmemory) the message
+	// says so: no lock is acquired then, but those that are held are renewed,
+	// downgraded, released and handed on.
 	ErrRedis = errors.New("redismutex: redis failed")
 
 	// ErrNotLock says that a key of the lock holds somebody's data: another
@@ -61,6 +63,18 @@ func sentinel(err error) error {
 type caused struct{ kind, cause error }
 
 func redisError(cause error) error { return caused{ErrRedis, cause} }
+
+// scriptError is the error of a script that failed with cause. Redis 6.2 wraps the error
+// of a command in a text of its own.
+func scriptError(cause error) error {
+	switch text := cause.Error(); {
+	case strings.Contains(text, "WRONGTYPE"):
+		return caused{ErrNotLock, cause}
+	case strings.Contains(text, "OOM command not allowed"):
+		return redisError(fmt.Errorf("redis is full: it has reached maxmemory and evicts nothing: %w", cause))
+	}
+	return redisError(cause)
+}
 
 // notLock is the error for a reply that says foreign.
 func notLock(r reply) error {

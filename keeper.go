@@ -441,7 +441,7 @@ func (k *keeper) answer(c *call, start instant) {
 		return // it has ended, or been unlocked, meanwhile
 	}
 	role := s.role
-	if r.status == foreign && s.reads { // a downgrade cannot be done yet
+	if r.status == foreign && s.reads && s.role != leaving { // a downgrade cannot be done yet
 		err = notLock(r)
 		c.err = err
 	}

@@ -4,6 +4,7 @@ package redismutex
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -90,8 +91,12 @@ func (h *hold) parted(s *stake, r reply, err error) {
 	}
 }
 
-// gone is the vote of a node that was asked to let go of s.
+// gone is the vote of a node that was asked to release s. A node with foreign data has
+// released what it could, and cannot confirm the rest.
 func (s *stake) gone(r reply, err error) vote {
+	if err == nil && r.status == foreign {
+		err = notLock(r)
+	}
 	return vote{s, r.status == left && s.granted, r, err}
 }
 
@@ -159,6 +164,15 @@ func (t *tally) collect(ctx context.Context, h *hold, open map[*stake]bool, vote
 // err is the error of an unlock or a downgrade that has not been confirmed.
 func (t *tally) err(ctx context.Context, h *hold, call, done string) error {
 	format, args := "redismutex: %s %q: %d of %d nodes %s", []any{call, h.Key(), t.yes, len(h.stakes), done}
+	failed, barred := 0, 0
+	for _, v := range t.errs {
+		if errors.Is(v.err, ErrNotLock) {
+			barred++
+		} else {
+			failed++
+		}
+	}
+	mostBar := quorum.Decide(len(h.stakes), 0, barred) == quorum.No
 	for _, v := range t.errs {
 		switch {
 		case v.err == errInterrupted:
@@ -166,8 +180,12 @@ func (t *tally) err(ctx context.Context, h *hold, call, done string) error {
 		case h.ballot == nil:
 			return doing(call, h.Key(), v.err)
 		}
+		why := v.err
+		if bars := errors.Is(why, ErrNotLock); bars && failed > 0 && !mostBar || !bars && mostBar {
+			why = caused{errNode, why} // the error matches one kind
+		}
 		format += "; %s: %w"
-		args = append(args, v.stake.named(), v.err)
+		args = append(args, v.stake.named(), why)
 	}
 	err := fmt.Errorf(format, args...)
 	if len(t.errs) == 0 {

@@ -9,6 +9,7 @@ package redismutex
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"maps"
@@ -93,6 +94,9 @@ type rig struct {
 	found  snapshot // what was on the server after the last step
 	log    []string
 	over   bool // the case has come to nothing
+
+	foreign string // the key that holds foreign data, or ""
+	data    line   // what that is
 }
 
 // An actor enters under one id after the other. An id that it gives up has crashed.
@@ -139,7 +143,7 @@ func (g *rig) listen() func() {
 // The verbs as often as they are drawn, the simplest first.
 var verbs = []string{
 	"enter", "enter", "enter", "enter", "enter again", "enter again",
-	"leave", "leave", "leave", "keep", "keep", "keep", "keep alone", "downgrade", "pass", "pass", "pass",
+	"leave", "leave", "leave", "keep", "keep", "keep", "keep alone", "downgrade", "pass", "pass", "pass", "foreign",
 }
 
 // step is one step of the lock, on the server and in the model.
@@ -149,8 +153,12 @@ func (g *rig) step(t *rapid.T) {
 	}
 	g.standStill()
 	verb := rapid.SampledFrom(verbs).Draw(t, "verb")
-	if verb == "pass" {
+	switch verb {
+	case "pass":
 		g.wait()
+		return
+	case "foreign":
+		g.plant()
 		return
 	}
 	i := rapid.IntRange(0, len(g.actors)+2).Draw(t, "actor")
@@ -333,10 +341,14 @@ func (g *rig) shift(d int64) {
 
 var shiftScript = redis.NewScript(endSource + `
 	for _, key in ipairs(redis.call('KEYS', '*')) do
-		redis.call('PEXPIREAT', key, string.format('%d', ends(key) - ARGV[1]))
+		if ends(key) >= 0 then -- the rest is foreign
+			redis.call('PEXPIREAT', key, string.format('%d', ends(key) - ARGV[1]))
+		end
 	end
-	for _, id in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
-		redis.call('ZINCRBY', KEYS[1], -ARGV[1], id)
+	if redis.call('PTTL', KEYS[1]) >= 0 then
+		for _, id in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
+			redis.call('ZINCRBY', KEYS[1], -ARGV[1], id)
+		end
 	end
 	return 1`)
 
@@ -391,6 +403,11 @@ func (g *rig) call(a *actor, op model.Op, s *script, c cmd, what string) {
 	messages := g.receive()
 
 	got, err := s.parse(sent)
+	if g.foreign != "" {
+		g.note("%s %s -> %v %d, %v", a.name, what, model.Status(got.status), got.value, err)
+		g.checkForeign(op, got, err, append(messages, got.grants), look)
+		return
+	}
 	if err != nil {
 		g.fail("%s %s: %v", a.name, what, err)
 	}
@@ -420,6 +437,68 @@ func (g *rig) call(a *actor, op model.Op, s *script, c cmd, what string) {
 	if differs := g.found.differs(g.keys, &g.state, now, b); differs != "" {
 		g.fail("%s\n\tfound %+v\n\twant  %+v", differs, g.found, g.state)
 	}
+}
+
+// plant puts foreign data under one of the keys. From then on the model does not know
+// what is to come, but that data is to stay as it is.
+func (g *rig) plant() {
+	if g.foreign != "" || rapid.IntRange(0, 3).Draw(g.t, "plant") < 3 {
+		g.t.Skip("seldom, and once")
+	}
+	ctx := context.Background()
+	key := g.keys.args[rapid.IntRange(0, 3).Draw(g.t, "key")].(string)
+	all := slices.DeleteFunc(slices.Clone(data), func(d datum) bool { return d.ttl != 0 })
+	if key == g.keys.token() {
+		all = append(all, slices.DeleteFunc(slices.Clone(counters), func(d datum) bool { return d.ttl != 0 })...)
+	}
+	d := rapid.SampledFrom(all).Draw(g.t, "data")
+	if d.put != nil {
+		g.rc.Del(ctx, key)
+		d.put(ctx, g.rc, key)
+	} else if is := g.rc.Type(ctx, key).Val(); is == "none" || is == "string" && key == g.keys.holder || !g.rc.Persist(ctx, key).Val() {
+		g.t.Skip("the holder key of a writer is its own, whatever its TTL")
+	}
+	g.foreign, g.data = key, g.lines(g.rc.Eval(ctx, snapshotSource, nil))[key]
+	g.note("%s holds %s", key, d.what)
+}
+
+// checkForeign checks that foreign data is as it was, that who acquires is told, and
+// that nobody is granted what cannot be seen to be free.
+func (g *rig) checkForeign(op model.Op, got reply, err error, messages []string, look *redis.Cmd) {
+	after := g.lines(look)
+	for key, line := range after {
+		if key != g.foreign && line.ends == -1 {
+			g.fail("%s has no TTL", key)
+		}
+	}
+	token := g.foreign == g.keys.token()
+	for _, m := range messages {
+		_, words, published := strings.Cut(m, " <- ")
+		if !published {
+			words = m
+		}
+		if words != "" && !(token && strings.HasPrefix(words, "0 ")) { // readers need no token
+			g.fail("somebody is granted: %q", m)
+		}
+	}
+	refused := errors.Is(err, ErrNotLock) || got.status == foreign
+	switch {
+	case after[g.foreign] != g.data:
+		g.fail("foreign data became %+v, was %+v", after[g.foreign], g.data)
+	case err != nil && !refused:
+		g.fail("%v", err)
+	case op.Verb == model.Enter && !refused && (!token || op.Kind == model.Writer):
+		g.fail("it is not told of foreign data: %+v", got)
+	}
+}
+
+// lines is what is on the server, as scripts see it.
+func (g *rig) lines(look *redis.Cmd) map[string]line {
+	lines, err := linesOf(look)
+	if err != nil {
+		g.t.Fatal(err)
+	}
+	return lines
 }
 
 // checkReply allows for what is left of those whose lease has ended: whoever comes
@@ -537,6 +616,12 @@ const snapshotSource = endSource + `
 			words = redis.call('SMEMBERS', key)
 		elseif kind == 'zset' then
 			words = redis.call('ZRANGE', key, 0, -1, 'WITHSCORES')
+		elseif kind == 'list' then
+			words = redis.call('LRANGE', key, 0, -1)
+		elseif kind == 'hash' then
+			words = redis.call('HGETALL', key)
+		elseif kind == 'stream' then
+			words = redis.call('XRANGE', key, '-', '+')[1][2]
 		end
 		lines[i] = {key, kind, string.format('%d', ends(key)), words}
 	end

@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"regexp"
 	"strconv"
-	"strings"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -360,10 +359,7 @@ func (c cmd) keys() []any {
 func (s *script) parse(sent *redis.Cmd) (reply, error) {
 	value, err := sent.Result()
 	if err != nil {
-		if strings.Contains(err.Error(), "WRONGTYPE") {
-			return reply{}, caused{ErrNotLock, err}
-		}
-		return reply{}, redisError(err)
+		return reply{}, scriptError(err)
 	}
 	switch v := value.(type) {
 	case int64:

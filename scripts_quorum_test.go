@@ -822,7 +822,7 @@ var fastPaths = [][2]string{
 	{"if last and last >= 1e14 and", "if false and"},
 	{"if back and back[1] and", "if false and"},
 	{"if free or known and", "if false and"},
-	{"local alone, popped = mine and not tombstone, nil", "local alone, popped = false, nil"},
+	{"local alone = mine and not tombstone", "local alone = false"},
 	{"if type(readers) == 'number' and", "if false and"},
 	{"if (held == 'string' or held == 'set') and", "if false and"},
 }
@@ -847,7 +847,7 @@ func TestFastPathsAgreeWithTheSlow(t *testing.T) {
 	ctx := context.Background()
 	slow := map[*script]*script{
 		lockScript: slowed(t, lockScript, 2), rlockScript: slowed(t, rlockScript, 2),
-		refreshScript: slowed(t, refreshScript, 1), unlockScript: slowed(t, unlockScript, 2),
+		refreshScript: slowed(t, refreshScript, 1), unlockScript: slowed(t, unlockScript, 3),
 	}
 	onBothServers(t, func(s *stage) {
 		keys, err := newKeys("slow")

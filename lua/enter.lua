@@ -13,13 +13,14 @@ end
 
 -- enter: granted if it fits and nobody who waits ranks before it. A try that
 -- is not granted leaves nothing; anyone else joins. An id enters once: what is
--- in place already is said again. While more is left to settle nobody is
+-- in place already is said again, unless Redis is full. While more is left to settle nobody is
 -- granted here: a waiter may be sending its enter again.
 local function enter(kind, id, ttl, how)
 	local data = foreign(kind)
 	if data then
 		return refuse(data)
 	end
+	redis.call('ZADD', LEASES, 'XX', '0', '') -- changes nothing, but a full Redis refuses it
 	settle()
 	if redis.call('ZSCORE', LEASES, '-' .. id) then
 		return reply(BURIED)

@@ -13,12 +13,15 @@
 
 -- Nobody waits, and there is no lease, or none but tombstones of others and what
 -- nobody holds with: that the holder key is free says the SET. The counter is there,
--- and not somebody's data.
+-- and ours: see prelude.lua.
 local others = redis.call('EXISTS', KEYS[2], KEYS[3])
 if others == 0 or others == 1 and redis.call('PTTL', KEYS[3]) > 0
-	and not redis.call('ZSCORE', KEYS[3], '-' .. ARGV[1]) then
-	local last = tonumber((redis.pcall('GET', KEYS[4])))
-	if last and last >= 1e14 and redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
+	and not redis.pcall('ZSCORE', KEYS[3], '-' .. ARGV[1]) then
+	local counter = redis.pcall('GET', KEYS[4])
+	local last = tonumber(counter)
+	if last and last >= 1e14 and last < 4e15 and string.format('%d', last) == counter
+		and redis.call('PTTL', KEYS[4]) >= 0
+		and redis.call('SET', KEYS[1], ARGV[1], 'NX', 'PX', ARGV[2]) then
 		-- The next token, as next_token of prelude.lua has it.
 		if not ARGV[4] then
 			local time = redis.call('TIME')

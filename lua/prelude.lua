@@ -24,13 +24,20 @@ local BUSY    = 3 -- 0; a try found others in the way
 local LEFT    = 4 -- 0
 local GONE    = 5 -- 0; neither holder nor waiter
 local BURIED  = 6 -- 0; a tombstone refuses this id
-local FOREIGN = 7 -- "<type>:<key>", of a key that holds somebody's data
+local FOREIGN = 7 -- "<type>:<key>", of a key that holds foreign data: another type, a
+                  -- value without a TTL, or a token that is no counter of ours. The key
+                  -- is left as it is; a release has released what is the caller's own.
 -- The flags, added up: 1 = more is left to settle, call again;
 -- 2 = PUBLISH was refused, so that those granted have not been told;
 -- 4 = somebody waits whose score is before the caller's (only of a quorum).
 -- The message is there where those granted are of the caller's own mailbox.
 -- The last is the highest score that waits, 0 if none does (only of a quorum).
 local more, untold, preceded = 0, 0, 0
+
+-- A full Redis (maxmemory, noeviction) refuses a command that may grow memory, with OOM,
+-- unless the script has made another write before. So a renewal and a release begin with
+-- a write that cannot grow memory, and work; and an acquire begins with one that may, so
+-- that it is refused in any case, before it has changed anything.
 
 local HOLDER, INTENTS, LEASES, TOKEN = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 
@@ -46,7 +53,8 @@ local BATCH = 250
 -- its last use, so that the clocks of the nodes may differ.
 local RETENTION = '86400000'
 
--- No counter of ours is below this: µs since 1970, in the year 1973.
+-- No counter of ours is below this: µs since 1970, in the year 1973. Nor is one as high
+-- as the span.
 local FLOOR = 1e14
 
 -- The span of one class of ranks, in µs: some 127 years. A score is the rank in
@@ -66,6 +74,9 @@ end
 
 -- Whether the longest lease may have ended or gone.
 local shorter = false
+
+-- Whether a writer would be granted, but the token is foreign data.
+local blocked = false
 
 -- What is to be published when all is in order: mailbox -> words. What is for the
 -- caller's own mailbox an unlock takes back in its reply.
@@ -87,6 +98,40 @@ local function reply(status, value)
 		return 1
 	end
 	return {status, value or 0, more + untold, carried}
+end
+
+-- sorted says whether a key is a sorted set of ours, or is not there.
+local function sorted(key)
+	local left = redis.call('PTTL', key)
+	return left == -2 or left >= 0 and redis.call('TYPE', key).ok == 'zset'
+end
+
+-- counts says whether the token is a counter of ours, or is not there.
+local function counts()
+	local counter = redis.pcall('GET', TOKEN)
+	local n = tonumber(counter)
+	return not counter or n and n >= FLOOR and n < SPAN and digits(n) == counter
+		and redis.call('PTTL', TOKEN) >= 0
+end
+
+-- foreign returns which key holds foreign data, if one does. A set of ours has leases.
+-- The token is looked at where the kind is "w".
+local function foreign(kind)
+	if held ~= 'none' and not mine and (held ~= 'string' and held ~= 'set'
+		or redis.call('PTTL', HOLDER) == -1 or held == 'set' and redis.call('EXISTS', LEASES) == 0) then
+		return HOLDER
+	elseif not sorted(INTENTS) then
+		return INTENTS
+	elseif not sorted(LEASES) then
+		return LEASES
+	elseif kind == 'w' and not counts() then
+		return TOKEN
+	end
+end
+
+-- refuse is the reply where a key holds foreign data.
+local function refuse(key)
+	return reply(FOREIGN, redis.call('TYPE', key).ok .. ':' .. key)
 end
 
 local function lives(ends)
@@ -199,17 +244,15 @@ local function admit_readers(ids)
 end
 
 -- readers_in_front takes the run of readers at the head of the intents out of them, a
--- batch of it. first is who has been taken out before, and leads it.
-local function readers_in_front(first)
-	local ids = {first}
-	local run = redis.call('ZRANGE', INTENTS, '0', digits(BATCH - 1 - #ids))
-	local n = 0
-	while run[n + 1] and string.sub(run[n + 1], 1, 1) == 'r' do
-		n = n + 1
-		ids[#ids + 1] = string.sub(run[n], 2)
+-- batch of it.
+local function readers_in_front()
+	local ids = {}
+	local run = redis.call('ZRANGE', INTENTS, '0', digits(BATCH - 1))
+	while run[#ids + 1] and string.sub(run[#ids + 1], 1, 1) == 'r' do
+		ids[#ids + 1] = string.sub(run[#ids + 1], 2)
 	end
-	if n > 0 then
-		redis.call('ZREMRANGEBYRANK', INTENTS, '0', digits(n - 1))
+	if #ids > 0 then
+		redis.call('ZREMRANGEBYRANK', INTENTS, '0', digits(#ids - 1))
 	end
 	if #ids == BATCH then
 		more = 1
@@ -221,8 +264,9 @@ end
 -- it joins them, or goes, if its lease has ended. Whoever else's has ended goes
 -- first: a reader may be all that stands in the way, or a writer that waits in a
 -- run of readers. The messages go out last: nothing of a script is taken back when
--- a command of it fails. head is that of the intents if it has been taken out.
-local function settle(head)
+-- a command of it fails. Nobody is granted past a writer whose token cannot be given.
+-- Of the intents and the leases it expects that they are ours.
+local function settle()
 	if held == 'set' or held == 'none' then
 		drop()
 	end
@@ -230,20 +274,18 @@ local function settle(head)
 		admit_readers(readers_in_front())
 	end
 	while more == 0 and held == 'none' do
-		head = head or redis.call('ZPOPMIN', INTENTS)
+		local head = redis.call('ZRANGE', INTENTS, '0', '0', 'WITHSCORES')
 		if not head[1] then
-			head = nil
 			break
-		elseif string.sub(head[1], 1, 1) == 'w' then
+		elseif string.sub(head[1], 1, 1) ~= 'w' then
+			admit_readers(readers_in_front())
+		elseif counts() then
+			redis.call('ZREM', INTENTS, head[1])
 			admit_writer(string.sub(head[1], 2), head[2])
 		else
-			admit_readers(readers_in_front(string.sub(head[1], 2)))
+			blocked = true
+			break
 		end
-		head = nil
-	end
-	if head then
-		redis.call('ZADD', INTENTS, head[2], head[1])
-		shorter = true -- the key has no TTL if it is a new one
 	end
 	if shorter then
 		expire()

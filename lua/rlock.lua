@@ -15,7 +15,7 @@ if held == 'none' and redis.call('EXISTS', KEYS[2]) == 0
 	or held == 'set' and not back[1] and redis.call('PTTL', KEYS[1]) > 0 then
 	local last = redis.call('ZRANGE', KEYS[3], '-1', '-1', 'WITHSCORES')
 	local free = held == 'none' and not last[1]
-	local known = held == 'set' and last[1] and redis.call('ZMSCORE', KEYS[3], '-' .. ARGV[1], ARGV[1])
+	local known = held == 'set' and last[1] and redis.call('PTTL', KEYS[3]) >= 0 and redis.call('ZMSCORE', KEYS[3], '-' .. ARGV[1], ARGV[1])
 	if free or known and not known[1] and not known[2] then
 		local time = redis.call('TIME')
 		local ends = string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000) + ARGV[2])

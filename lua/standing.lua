@@ -27,38 +27,6 @@ local function in_front(other)
 	return math.max((tonumber(ends) or now) - now, 0)
 end
 
--- alien says whether the holder key holds somebody's data: nothing of ours is
--- without a TTL, and a set of ours has leases.
-local function alien()
-	return held ~= 'none' and (redis.call('PTTL', HOLDER) == -1
-		or held == 'set' and redis.call('EXISTS', LEASES) == 0
-		or held ~= 'set' and held ~= 'string')
-end
-
--- ours tells a counter of ours, or none, from somebody's data: ours start at
--- the server's clock.
-local function ours(counter)
-	return not counter or counter == '1' or (tonumber(counter) or 0) >= FLOOR
-end
-
--- foreign returns which key holds somebody's data, if one does.
-local function foreign(kind)
-	if alien() then
-		return HOLDER
-	elseif redis.call('PTTL', INTENTS) == -1 then
-		return INTENTS
-	elseif redis.call('PTTL', LEASES) == -1 then
-		return LEASES
-	elseif held ~= 'string' and kind == 'w' and not ours(redis.pcall('GET', TOKEN)) then
-		return TOKEN
-	end
-end
-
--- refuse is the reply where a key holds somebody's data.
-local function refuse(key)
-	return reply(FOREIGN, redis.call('TYPE', key).ok .. ':' .. key)
-end
-
 -- less compares as sorted sets do, byte by byte: Lua's own < depends on the
 -- locale that the server runs in.
 local function less(a, b)
@@ -99,9 +67,7 @@ end
 -- standing is the reply to a holder, a waiter, or neither.
 local function standing(kind, id, proposal)
 	local place = redis.call('ZRANK', INTENTS, kind .. id)
-	if place and alien() then
-		return refuse(HOLDER)
-	elseif place and lives(redis.call('ZSCORE', LEASES, id)) then
+	if place and lives(redis.call('ZSCORE', LEASES, id)) then
 		local other = place > 0 and redis.call('ZRANGE', INTENTS, digits(place - 1), digits(place - 1))[1]
 		return reply(WAITING, in_front(other))
 	end

@@ -41,6 +41,9 @@ var (
 	sim   = checker{"./internal/sim", "^TestSimulation$", []string{"-sim.hours=6"}}
 )
 
+// On a real Redis: what each verb does in each state, with foreign data under the keys.
+var foreign = scenario("TestForeignDataIsLeftAloneByEveryVerb$/^redis")
+
 func scenario(test string) checker { return checker{".", "^" + test + "$", []string{"-timeout=20s"}} }
 
 var mutants = []mutant{
@@ -58,7 +61,7 @@ var mutants = []mutant{
 	{"a writer that was granted keeps its waiter's lease", "lua/prelude.lua", "	redis.call('ZREM', LEASES, id)\n	if lives(ends)", "	if lives(ends)", model},
 
 	// Once.
-	{"unlock frees whoever holds", "lua/unlock.lua", "local alone, popped = mine and", "mine = ARGV[2] == 'w'\nlocal alone, popped = mine and", model},
+	{"unlock frees whoever holds", "lua/unlock.lua", "local alone = mine and", "mine = ARGV[2] == 'w'\nlocal alone = mine and", model},
 	{"an id enters again after it has left", "lua/enter.lua", "if redis.call('ZSCORE', LEASES, '-' .. id) then", "if false then", model},
 	{"an enter that may still be under way is not buried", "ballot.go", "s.bury = err != nil || time.Duration(t-start) >= s.node().resend", "s.bury = false", scenario("TestLateCopyOfAnEnterIsRefused")},
 	{"whoever is unknown is entered by its keep", "lua/refresh.lua", "elseif lives(redis.call('ZSCORE', LEASES, id)) then", "else", model},
@@ -66,7 +69,7 @@ var mutants = []mutant{
 	// Order, and nobody idle.
 	{"an enter overtakes those who wait", "lua/enter.lua", "if more == 0 and not other and (", "if more == 0 and (", model},
 	{"a keep hands nothing on when a lease has ended", "lua/refresh.lua", "drop()\nsettle()\n", "drop()\n", model},
-	{"a leave hands nothing on", "lua/unlock.lua", "settle(popped)\nreturn reply(status)", "return reply(status)", model},
+	{"a leave hands nothing on", "lua/unlock.lua", "settle()\nif blocked then", "if blocked then", model},
 	{"a downgrade lets the next writer in between", "lua/refresh.lua", "	redis.call('DEL', HOLDER)\n	redis.call('SADD'", "	redis.call('DEL', HOLDER)\n	held = 'none'\n	settle()\n	redis.call('SADD'", model},
 	{"who gives up does not leave", "ballot.go", "	h.phase = given // also if it was granted a moment ago\n	h.partAll()\n", "	h.phase = given\n", sim},
 
@@ -84,6 +87,26 @@ var mutants = []mutant{
 	{"nobody makes way for a lower rank", "ballot.go", "if r.preceded && h.phase == wanted && !h.majority() {", "if false {", scenario("TestSplitVotesAreResolvedByRank")},
 	{"a majority with a gap counts", "ballot.go", "	if h.phase == held && counted && !h.heldSince(from) {",
 		"	if h.phase == held && counted && !h.majority() {", scenario("TestLockIsLostWhenAMajorityForgetsIt")},
+
+	// Foreign data.
+	{"unlock pops before it looks", "lua/unlock.lua", "	head = head or queue >= 0 and redis.pcall('ZRANGE', KEYS[2], '0', '0', 'WITHSCORES') or {}\n",
+		"	head = redis.call('ZPOPMIN', KEYS[2])\n", model},
+	{"an unlock takes its intent out of foreign data", "lua/unlock.lua", "	if intents then", "	if true then", foreign},
+	{"an unlock takes its lease out of foreign data", "lua/unlock.lua", "	if leases then", "	if true then", foreign},
+	{"a tombstone is put into foreign data", "lua/unlock.lua", "if tombstone and leases then", "if tombstone then", scenario("TestReleaseInTheBackgroundLeavesForeignDataAlone")},
+	{"an unlock says nothing of foreign data", "leave.go", "if err == nil && r.status == foreign {", "if false {", scenario("TestUnlockOfALockAmongForeignDataSaysSo")},
+	{"a join does not look at the holder key", "lua/queue.lua", "	and redis.call('PTTL', KEYS[1]) >= 0 and redis.call('PTTL', KEYS[2]) >= 0 then",
+		"	and redis.call('PTTL', KEYS[2]) >= 0 then", scenario("TestForeignHolderEndsEveryWait")},
+	{"a reader joins without a look at the leases", "lua/rlock.lua", "last[1] and redis.call('PTTL', KEYS[3]) >= 0 and", "last[1] and", foreign},
+	{"a renewal does not look", "lua/refresh.lua", "local data = foreign(kind)\n", "local data = nil\n", foreign},
+	{"any number is taken for a counter", "lua/lock.lua", "last >= 1e14 and last < 4e15 and string.format('%d', last) == counter\n", "last >= 1e14\n", foreign},
+	{"a writer is granted without a look at the token", "lua/prelude.lua", "		elseif counts() then", "		elseif true then", foreign},
+
+	// A full Redis.
+	{"a reader's renewal begins with a growing write", "lua/refresh.lua", "			and redis.call('ZREM', KEYS[3], '') == 0\n", "", scenario("TestFullRedisKeepsTheLocksItHas")},
+	{"a downgrade begins with a growing write", "lua/refresh.lua", "redis.call('ZREM', LEASES, '') --", "--", scenario("TestFullRedisKeepsTheLocksItHas")},
+	{"an acquire settles before it is refused on a full Redis", "lua/enter.lua", "	redis.call('ZADD', LEASES, 'XX', '0', '') --", "	--", scenario("TestFullRedisKeepsTheLocksItHas")},
+	{"nobody says that Redis is full", "errors.go", "	case strings.Contains(text, \"OOM command not allowed\"):", "	case false:", scenario("TestLocksOutliveAFullRedis")},
 
 	// Nesting.
 	{"the first unlock frees the hold", "hold.go", "	last = h.one == nil && len(h.more) == 0\n", "	last = true\n", sim},

@@ -1,0 +1,141 @@
+package redismutex
+
+// This file answers: is foreign data left alone, whatever it is, under whichever key of
+// a lock, whoever does what? Foreign is another type, a value without a TTL, and a token
+// that is no counter of ours.
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+var allData = flag.Bool("foreign.all", false, "put all foreign data under the keys in every state (minutes)")
+
+// A datum is something that is no part of a lock.
+type datum struct {
+	what string
+	ttl  time.Duration
+	put  func(ctx context.Context, rc redis.Cmdable, key string)
+}
+
+func text(value string, ttl time.Duration) datum {
+	return datum{fmt.Sprintf("string %q for %v", value, ttl), ttl, func(ctx context.Context, rc redis.Cmdable, key string) {
+		rc.Set(ctx, key, value, ttl)
+	}}
+}
+
+var (
+	persisted = datum{"what was there, without its TTL", 0, nil}
+	data      = []datum{
+		persisted,
+		text("data", 0),
+		{"hash", 0, func(ctx context.Context, rc redis.Cmdable, key string) { rc.HSet(ctx, key, "f", "v") }},
+		{"list", 0, func(ctx context.Context, rc redis.Cmdable, key string) { rc.RPush(ctx, key, "v", "w") }},
+		{"stream", 0, func(ctx context.Context, rc redis.Cmdable, key string) {
+			rc.XAdd(ctx, &redis.XAddArgs{Stream: key, Values: []string{"f", "v"}})
+		}},
+		{"set", 0, func(ctx context.Context, rc redis.Cmdable, key string) { rc.SAdd(ctx, key, "v", "w") }},
+		{"sorted set", 0, func(ctx context.Context, rc redis.Cmdable, key string) {
+			rc.ZAdd(ctx, key, redis.Z{Score: 1, Member: "v"}, redis.Z{Score: 2, Member: "wx"})
+		}},
+		{"list with a TTL", time.Hour, func(ctx context.Context, rc redis.Cmdable, key string) {
+			rc.RPush(ctx, key, "v")
+			rc.Expire(ctx, key, time.Hour)
+		}},
+	}
+	counters = []datum{
+		text("41", 0), text("41", time.Hour), text("1", time.Hour), text("-41", 0), text("-1763000000000000", time.Hour),
+		text("text", time.Hour), text("", time.Hour), text("1763000000000000", 0), text("1e15", time.Hour),
+		text("0x5AF3107A4000", time.Hour), text("01763000000000000", time.Hour), text(" 1763000000000000", time.Hour),
+		text("1763000000000000.5", time.Hour), text("9999999999999999", time.Hour), text("99999999999999999999", time.Hour),
+		text("inf", time.Hour), text("nan", time.Hour),
+	}
+)
+
+// Promise 10: foreign data is left as it is by every verb, in every state, under each of
+// the keys, and the reply says which key that is. A release has released what is the
+// caller's own.
+func TestForeignDataIsLeftAloneByEveryVerb(t *testing.T) {
+	ctx := context.Background()
+	onBothServers(t, func(s *stage) {
+		rare := 4 // a different datum for each move
+		if strings.HasSuffix(s.Name(), "miniredis") {
+			rare = 32 // it takes ten times as long
+		}
+		names := []string{"holder", "intents", "leases", "token"}
+		keys := []string{s.keys.holder, s.keys.intents(), s.keys.leases(), s.keys.token()}
+		check := func(i, nth int, d datum) {
+			n := nth
+			everyMove(t, s, func(m move) bool {
+				n++
+				return *allData || n%rare == 0 || d.put == nil && rare == 4
+			}, func(m move, p *party) {
+				key := keys[i]
+				was, there := s.lines()[key]
+				if d.put == nil && (!there || was.words == fmt.Sprintf("[%q]", p.id)) {
+					return // its own holder key is its own, whatever its TTL
+				}
+				if _, err := s.rc.Pipelined(ctx, func(rc redis.Pipeliner) error {
+					if d.put == nil {
+						rc.Persist(ctx, key)
+					} else {
+						rc.Del(ctx, key)
+						d.put(ctx, rc, key)
+					}
+					return nil
+				}); err != nil {
+					t.Fatal(err)
+				}
+				before := s.lines()
+				r, err := m.do(p)
+				after := s.lines()
+				if !after[key].same(before[key]) {
+					t.Errorf("%s at the %s, %s: %+v became %+v", d.what, names[i], m.name, before[key], after[key])
+				}
+				for other, line := range after {
+					if other != key && line.ends == -1 {
+						t.Errorf("%s at the %s, %s: %s has no TTL", d.what, names[i], m.name, other)
+					}
+				}
+				want := append([]status{}, m.besides[names[i]]...)
+				if len(want) == 0 {
+					want = append(want, foreign)
+				}
+				switch {
+				case err != nil && (m.verb != "acquire" || !errors.Is(err, ErrNotLock)),
+					err == nil && !slices.Contains(want, r.status),
+					r.status == foreign && r.data != before[key].kind+":"+key:
+					t.Errorf("%s at the %s, %s: %+v, %v, want %v", d.what, names[i], m.name, r, err, want)
+				}
+				if m.verb == "acquire" && !slices.Contains(want, granted) {
+					for other := range after {
+						if !after[other].same(before[other]) {
+							t.Errorf("%s at the %s, %s: %s is %+v", d.what, names[i], m.name, other, after[other])
+						}
+					}
+				}
+				for other, line := range after {
+					if m.verb == "release" && other != key && strings.Contains(strings.ReplaceAll(line.words, `"-`+p.id, ""), p.id+`"`) {
+						t.Errorf("%s at the %s, %s: it is still in %s", d.what, names[i], m.name, other)
+					}
+				}
+			})
+		}
+		for i := range keys {
+			for nth, d := range data {
+				check(i, nth, d)
+			}
+		}
+		for nth, d := range counters {
+			check(3, nth, d)
+		}
+	})
+}

@@ -1,0 +1,92 @@
+package redismutex
+
+// This file answers: what does a full Redis (maxmemory is reached, and nothing may be
+// evicted) do to a lock? It keeps what it has: whoever holds or waits is renewed, may
+// release and become a reader, and what comes free is handed on. Nobody new is let in.
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redismutex/redismutex/internal/redistest"
+)
+
+// fill makes a server full, or no longer full.
+func fill(t *testing.T, rc *redis.Client, full bool) {
+	t.Helper()
+	most := map[bool]string{true: "1", false: "0"}[full]
+	if err := rc.ConfigSet(context.Background(), "maxmemory", most).Err(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// numbers are what differs from run to run: times, ranks and tokens.
+var numbers = regexp.MustCompile(`\d{13,}`)
+
+// Promise 10: a full Redis refuses every acquire, and it changes nothing, whatever the
+// keys are. All else does what it does on any other Redis.
+func TestFullRedisKeepsTheLocksItHas(t *testing.T) {
+	rc := redistest.Start(t).Client(t)
+	keys, err := newKeys("lock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &stage{T: t, rc: rc, ep: endpointOf(rc), keys: keys}
+	for _, verb := range []*script{lockScript, rlockScript, refreshScript, unlockScript} {
+		rc.ScriptLoad(t.Context(), verb.source.(string))
+	}
+	type outcome struct {
+		status status
+		grants string
+		lines  string
+	}
+	var replies [2][]outcome
+	for i, full := range []bool{false, true} {
+		everyMove(t, s, func(m move) bool { return full || m.verb != "acquire" }, func(m move, p *party) {
+			before := s.lines()
+			fill(t, rc, full)
+			r, err := m.do(p)
+			fill(t, rc, false)
+			after := s.lines()
+			if m.verb == "acquire" {
+				if !errors.Is(err, ErrRedis) || !strings.Contains(err.Error(), "redis is full") {
+					t.Errorf("%s: %+v, %v", m.name, r, err)
+				}
+				if !maps.Equal(after, before) {
+					t.Errorf("%s: %+v became %+v", m.name, before, after)
+				}
+				return
+			}
+			if err != nil {
+				t.Errorf("%s, full %t: %v", m.name, full, err)
+			}
+			var lines []string
+			for key, line := range after {
+				words := strings.Fields(numbers.ReplaceAllString(strings.Trim(line.words, "[]"), "n"))
+				if key == keys.leases() {
+					slices.Sort(words) // their order depends on the clock
+				}
+				lines = append(lines, fmt.Sprint(key, " ", line.kind, words))
+				if line.ends == -1 {
+					t.Errorf("%s: %s has no TTL", m.name, key)
+				}
+			}
+			slices.Sort(lines)
+			replies[i] = append(replies[i], outcome{r.status, numbers.ReplaceAllString(r.grants, "n"), strings.Join(lines, "\n")})
+		})
+	}
+	i := 0
+	everyMove(t, s, func(m move) bool { return m.verb != "acquire" }, func(m move, _ *party) {
+		if full, not := replies[1][i], replies[0][i]; full != not {
+			t.Errorf("%s: %+v, where Redis is not full %+v", m.name, full, not)
+		}
+		i++
+	})
+}

@@ -1,0 +1,261 @@
+package redismutex
+
+// This file answers: what can a participant do, and in which states of the lock? The
+// tests that ask the same of every verb in every state share its list.
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// A move is what one participant does in one state of the lock.
+type move struct {
+	name  string
+	verb  string // acquire, renew or release
+	begin func(c *cast) *party
+	do    func(p *party) (reply, error)
+
+	// What the reply is where a key holds foreign data: foreign, unless it says here that
+	// the move does not depend on the key.
+	besides map[string][]status
+}
+
+// A cast makes the participants of a state, all with a score or all without.
+type cast struct {
+	*stage
+	quorum bool
+}
+
+func (c *cast) party(write bool) *party {
+	if c.quorum {
+		return c.at(ahead+int64(c.ids), write, firstCome)
+	}
+	return c.stage.party(write, time.Minute, firstCome)
+}
+
+func (c *cast) w() *party { return c.party(true) }
+func (c *cast) r() *party { return c.party(false) }
+
+// have has participants acquire, one after the other, and returns the first.
+func (c *cast) have(ps ...*party) *party {
+	c.Helper()
+	for _, p := range ps {
+		if r := p.enter(); r.status != granted && r.status != waiting {
+			c.Fatalf("status %d", r.status)
+		}
+	}
+	return ps[0]
+}
+
+// states are those that an acquire may find.
+var states = map[string]func(c *cast){
+	"nothing is there":               func(*cast) {},
+	"a writer has been":              func(c *cast) { c.is(c.have(c.w()).leave(), left) },
+	"a tombstone is there":           func(c *cast) { c.bury(c.w()) },
+	"a writer holds":                 func(c *cast) { c.have(c.w()) },
+	"a writer holds, writers wait":   func(c *cast) { c.have(c.w(), c.w(), c.w()) },
+	"a writer holds, a reader waits": func(c *cast) { c.have(c.w(), c.r()) },
+	"readers hold":                   func(c *cast) { c.have(c.r(), c.r()) },
+	"a reader holds, a writer waits": func(c *cast) { c.have(c.r(), c.w()) },
+	"a reader holds, many wait":      func(c *cast) { c.have(c.r(), c.w(), c.r(), c.w()) },
+	"a reader has died":              func(c *cast) { c.have(c.r(), c.r()).die() },
+	"a reader has died, all wait":    func(c *cast) { c.have(c.r(), c.w(), c.r()).die() },
+	"a writer has died, all wait":    func(c *cast) { c.have(c.w(), c.w(), c.r()).die() },
+	"a writer has died, readers wait": func(c *cast) {
+		c.have(c.w(), c.r(), c.r()).die()
+	},
+	"a waiter has died": func(c *cast) {
+		w, waits := c.w(), c.w()
+		c.have(w, waits)
+		waits.die()
+	},
+}
+
+func (c *cast) bury(p *party) {
+	p.stake.bury = true
+	p.leave()
+}
+
+func acquires(p *party) (reply, error) { return p.stake.enter(context.Background(), false, nil) }
+func tries(p *party) (reply, error)    { return p.stake.enter(context.Background(), true, nil) }
+
+func (p *party) calls(verb *script, c cmd) (reply, error) {
+	return p.ep.run(context.Background(), verb, c)
+}
+
+func renews(p *party) (reply, error)      { return p.calls(refreshScript, p.keepCmd(p.kind(), 0)) }
+func renewsAlone(p *party) (reply, error) { return p.calls(refreshScript, p.keepHoldCmd()) }
+func downgrades(p *party) (reply, error)  { return p.calls(refreshScript, p.keepCmd("r", 0)) }
+func raises(p *party) (reply, error) {
+	return p.calls(refreshScript, p.keepCmd(p.kind(), uint64(ahead+1e6)))
+}
+func releases(p *party) (reply, error) { return p.calls(unlockScript, p.leaveCmd()) }
+func releasesForGood(p *party) (reply, error) {
+	p.stake.bury = true
+	return releases(p)
+}
+
+// moves are all of them.
+func moves() (all []move) {
+	add := func(verb, name string, begin func(c *cast) *party, do func(p *party) (reply, error), besides map[string][]status) {
+		all = append(all, move{verb + ": " + name, verb, begin, do, besides})
+	}
+	any := []status{granted, waiting, busy, left, gone, foreign}
+	noToken := map[string][]status{"token": any}
+
+	// Acquires.
+	for _, name := range slices.Sorted(maps.Keys(states)) {
+		for _, write := range []bool{true, false} {
+			begin, needs, who := func(c *cast) *party { states[name](c); return c.party(write) }, noToken, "reader"
+			if write {
+				needs, who = nil, "writer"
+			}
+			add("acquire", name+", a "+who+" comes", begin, acquires, needs)
+			add("acquire", name+", a "+who+" tries", begin, tries, needs)
+		}
+	}
+	for name, begin := range map[string]func(c *cast) *party{
+		"a writer that holds":   func(c *cast) *party { return c.have(c.w()) },
+		"a writer that waits":   func(c *cast) *party { p := c.w(); c.have(c.w(), p); return p },
+		"a writer that gave up": func(c *cast) *party { p := c.w(); c.bury(p); return p },
+	} {
+		add("acquire", name+" comes again", begin, acquires, nil)
+	}
+	for name, begin := range map[string]func(c *cast) *party{
+		"a reader that holds": func(c *cast) *party { return c.have(c.r()) },
+		"a reader that waits": func(c *cast) *party { p := c.r(); c.have(c.w(), p); return p },
+	} {
+		add("acquire", name+" comes again", begin, acquires, noToken)
+	}
+
+	// Those that hold, and those that wait.
+	writers := map[string]func(c *cast) *party{
+		"a writer":                        func(c *cast) *party { return c.have(c.w()) },
+		"a writer, beside a tombstone":    func(c *cast) *party { c.bury(c.w()); return c.have(c.w()) },
+		"a writer, writers wait":          func(c *cast) *party { return c.have(c.w(), c.w(), c.w()) },
+		"a writer, a writer waits":        func(c *cast) *party { return c.have(c.w(), c.w()) },
+		"a writer, readers wait":          func(c *cast) *party { return c.have(c.w(), c.r(), c.r(), c.w()) },
+		"a writer, a waiter has died":     func(c *cast) *party { p, d := c.w(), c.w(); c.have(p, d, c.r()); d.die(); return p },
+		"a writer that has become reader": func(c *cast) *party { p := c.have(c.w(), c.w()); c.is(p.downgrade(), granted); return p },
+	}
+	readers := map[string]func(c *cast) *party{
+		"a reader":                        func(c *cast) *party { return c.have(c.r()) },
+		"a reader among others":           func(c *cast) *party { return c.have(c.r(), c.r(), c.r()) },
+		"a reader, a writer waits":        func(c *cast) *party { return c.have(c.r(), c.w()) },
+		"a reader, writers wait":          func(c *cast) *party { return c.have(c.r(), c.w(), c.w()) },
+		"a reader among others, all wait": func(c *cast) *party { return c.have(c.r(), c.r(), c.w(), c.r()) },
+		"a reader, another has died":      func(c *cast) *party { p, d := c.r(), c.r(); c.have(p, d, c.w()); d.die(); return p },
+		"a reader that has died":          func(c *cast) *party { p := c.have(c.r(), c.w()); p.die(); return p },
+	}
+	waits := func(write bool, before ...bool) func(c *cast) *party {
+		return func(c *cast) *party {
+			var ps []*party
+			for _, w := range before {
+				ps = append(ps, c.party(w))
+			}
+			p := c.party(write)
+			c.have(append(ps, p)...)
+			return p
+		}
+	}
+	const w, r = true, false
+	waiters := map[string]func(c *cast) *party{
+		"a writer behind a writer":          waits(w, w),
+		"a writer behind a waiter":          waits(w, w, w),
+		"a writer behind a reader":          waits(w, r),
+		"a reader behind a writer":          waits(r, w),
+		"a reader behind a reader's writer": waits(r, r, w),
+		"a writer whose writer has died":    func(c *cast) *party { h, p := c.w(), c.w(); c.have(h, p, c.r()); h.die(); return p },
+		"a writer whose reader has died":    func(c *cast) *party { h, p := c.r(), c.w(); c.have(h, p, c.r()); h.die(); return p },
+		"a reader whose writer has died":    func(c *cast) *party { h, p := c.w(), c.r(); c.have(h, p, c.w()); h.die(); return p },
+		"a waiter that has died":            func(c *cast) *party { p := c.w(); c.have(c.w(), p, c.w()); p.die(); return p },
+		"one that never came":               func(c *cast) *party { p := c.w(); c.have(c.w(), c.r()); return p },
+	}
+	for name, begin := range writers {
+		add("renew", name, begin, renews, map[string][]status{"token": {granted, foreign}})
+		add("renew", name+", alone", begin, renewsAlone, map[string][]status{
+			"holder": {gone}, "intents": any, "leases": any, "token": any})
+		add("renew", name+" raises", begin, raises, map[string][]status{"token": {granted, foreign}})
+		add("renew", name+" becomes reader", begin, downgrades, noToken)
+		add("release", name, begin, releases, map[string][]status{"leases": {left, foreign}, "token": {left, foreign}})
+		add("release", name+", for good", begin, releasesForGood, map[string][]status{"token": {left, foreign}})
+	}
+	for name, begin := range readers {
+		add("renew", name, begin, renews, noToken)
+		add("release", name, begin, releases, map[string][]status{"token": {left, gone, foreign}})
+		add("release", name+", for good", begin, releasesForGood, map[string][]status{"token": {left, gone, foreign}})
+	}
+	for name, begin := range waiters {
+		add("renew", name+" (waits)", begin, renews, map[string][]status{"token": {waiting, granted, gone, foreign}})
+		add("release", name+" (waits)", begin, releases, map[string][]status{"token": {left, gone, foreign}})
+		add("release", name+" (waits), for good", begin, releasesForGood, map[string][]status{"token": {left, gone, foreign}})
+	}
+	slices.SortFunc(all, func(a, b move) int { return strings.Compare(a.name, b.name) })
+	return all
+}
+
+// everyMove calls f for each of the moves that are wanted, without a score and with one,
+// in the state in which it is made.
+func everyMove(t *testing.T, s *stage, wanted func(m move) bool, f func(m move, p *party)) {
+	for _, quorum := range []bool{false, true} {
+		for _, m := range moves() {
+			if !wanted(m) {
+				continue
+			}
+			if err := s.rc.FlushDB(context.Background()).Err(); err != nil {
+				t.Fatal(err)
+			}
+			s.ids = 0
+			if quorum {
+				m.name += ", of a quorum"
+			}
+			f(m, m.begin(&cast{s, quorum}))
+		}
+	}
+}
+
+// A line is all that there is to know of a key.
+type line struct {
+	kind, words string
+	ends        int64 // in ms of the server's clock; -1: never
+}
+
+// lines is all that is on the server.
+func (s *stage) lines() map[string]line {
+	s.Helper()
+	lines, err := linesOf(s.rc.Eval(context.Background(), snapshotSource, nil))
+	if err != nil {
+		s.Fatal(err)
+	}
+	return lines
+}
+
+// linesOf is what a look by snapshotSource has found.
+func linesOf(look *redis.Cmd) (map[string]line, error) {
+	all, err := look.Slice()
+	lines := map[string]line{}
+	for _, of := range all {
+		of := of.([]any)
+		words := of[3].([]any)
+		if of[1] == "set" {
+			slices.SortFunc(words, func(a, b any) int { return strings.Compare(a.(string), b.(string)) })
+		}
+		ends, _ := strconv.ParseInt(of[2].(string), 10, 64)
+		lines[of[0].(string)] = line{of[1].(string), fmt.Sprintf("%q", words), ends}
+	}
+	return lines, err
+}
+
+// same says whether a key is as it was. Where the clock does not stand still, the end of
+// a key is known to a millisecond or so.
+func (l line) same(as line) bool {
+	return l.kind == as.kind && l.words == as.words && max(l.ends-as.ends, as.ends-l.ends) <= 2
+}

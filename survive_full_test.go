@@ -1,0 +1,97 @@
+package redismutex_test
+
+// This file answers: what becomes of the locks of a Redis that is full, and of those
+// that ask it for one?
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redismutex/redismutex"
+)
+
+// Promises 2, 5 and 10: on a full Redis writers and readers are held for as long as they
+// want, waiters keep their places, an unlock hands on, a writer becomes a reader, and new
+// locks are refused with an error that says why.
+func TestLocksOutliveAFullRedis(t *testing.T) {
+	s := open(t)
+	const ttl = 2 * short // a waiter that is late loses its place, and is refused a new one
+	process := func(name string) *redismutex.RWMutex {
+		return redismutex.NewMutex(s.client(nil), name, redismutex.WithTTL(ttl))
+	}
+	writer, reader, another := s.lock(process("w").LockContext), s.lock(process("r").RLockContext), s.lock(process("r").RLockContext)
+	downgraded, last := s.lock(process("d").LockContext), s.lock(process("l").RLockContext)
+	behindWriter := later(process("w").LockContext)
+	s.eventually("it waits", func() bool { return s.rc.ZCard(s.Context(), "{w}:lock-intent").Val() == 1 })
+	readersBehind := later(process("w").RLockContext)
+	behindReaders, behindLast := later(process("r").LockContext), later(process("l").LockContext)
+	behindDowngraded := later(process("d").RLockContext)
+	for name, n := range map[string]int64{"w": 2, "r": 1, "l": 1, "d": 1} {
+		s.eventually("they wait", func() bool {
+			return s.rc.ZCard(s.Context(), "{"+name+"}:lock-intent").Val() == n
+		})
+	}
+	fresh := redismutex.NewMutex(s.client(nil), "fresh")
+	s.unlock(s.lock(fresh.LockContext)) // it has a counter
+	if err := s.rc.ConfigSet(s.Context(), "maxmemory", "1").Err(); err != nil {
+		t.Fatal(err)
+	}
+	refused := func(name string) {
+		t.Helper()
+		m := redismutex.NewMutex(s.client(nil), name)
+		for call, ask := range map[string]ask{
+			"LockContext": m.LockContext, "RLockContext": m.RLockContext,
+			"TryLockContext": m.TryLockContext, "TryRLockContext": m.TryRLockContext,
+		} {
+			ctx, cancel := context.WithTimeout(s.Context(), atOnce)
+			_, err := ask(ctx)
+			cancel()
+			var e redis.Error
+			if !errors.Is(err, redismutex.ErrRedis) || errors.Is(err, redismutex.ErrLock) || !errors.As(err, &e) ||
+				!strings.Contains(fmt.Sprint(err), "full") {
+				t.Errorf("%s of %q: %v", call, name, err)
+			}
+		}
+	}
+	for _, name := range []string{"w", "r", "d", "l", "fresh", "new"} {
+		refused(name)
+	}
+	for end := time.Now().Add(5 * ttl / 2); time.Now().Before(end); time.Sleep(short / 10) {
+		for what, l := range map[string]*redismutex.Lock{
+			"the writer": writer, "a reader": reader, "another reader": another, "the writer to be a reader": downgraded, "the last reader": last,
+		} {
+			if l.Err() != nil {
+				t.Fatalf("%s: %v", what, context.Cause(l))
+			}
+		}
+		for _, waiter := range []<-chan outcome{behindWriter, readersBehind, behindReaders, behindLast, behindDowngraded} {
+			s.none(waiter)
+		}
+	}
+	if err := downgraded.Downgrade(s.Context()); err != nil {
+		t.Error(err)
+	}
+	s.unlock(s.soon(behindDowngraded))
+	s.unlock(downgraded)
+	s.unlock(last)
+	s.unlock(s.soon(behindLast))
+	s.unlock(writer)
+	next := s.soon(behindWriter)
+	time.Sleep(3 * ttl / 2) // the new writer is renewed
+	s.unlock(next)
+	s.unlock(s.soon(readersBehind))
+	s.unlock(another)
+	s.none(behindReaders)
+	s.unlock(reader)
+	s.unlock(s.soon(behindReaders))
+	refused("w")
+	if err := s.rc.ConfigSet(s.Context(), "maxmemory", "0").Err(); err != nil {
+		t.Fatal(err)
+	}
+	s.unlock(s.lock(process("w").LockContext))
+}
