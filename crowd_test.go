@@ -284,7 +284,7 @@ func TestOverloadLosesNoMoreThanTheExcess(t *testing.T) {
 			l := m.newLock(request{keys: keys, write: true})
 			s := l.hold.stakes[0]
 			s.trust(now())
-			s.in, s.granted = true, true
+			s.in, s.granted, s.token = true, true, 1
 			s.node().keeper.add(s, holding, now(), reply{status: granted})
 			l.hold.hold(1)
 			if err := l.hold.await(context.Background(), l); err != nil {
