@@ -119,7 +119,7 @@ func (h *hold) askToRead(ctx context.Context, asked []*stake) (t tally) {
 func (s *stake) toRead(ctx context.Context) vote {
 	ep, start := s.node(), now()
 	c := &call{stake: s, script: refreshScript, cmd: s.keepCmd("r", 0)}
-	c.reply, c.err = ep.interruptibly(ctx, c.script, c.cmd, nil)
+	c.reply, c.err = ep.interruptibly(ctx, s.hold.m.ttl, c.script, c.cmd, nil)
 	if c.err == errInterrupted {
 		ep.keeper.look(s, now()) // on with it in the background
 	} else {

@@ -81,7 +81,7 @@ func (s *stake) enter(ctx context.Context, try bool, g *gate) (reply, error) {
 	if s.write {
 		script = lockScript
 	}
-	return s.node().interruptibly(ctx, script, s.enterCmd(try), g)
+	return s.node().interruptibly(ctx, s.hold.m.ttl, script, s.enterCmd(try), g)
 }
 
 // leave has s leave, and goes on with that in the background if the node does
@@ -89,7 +89,7 @@ func (s *stake) enter(ctx context.Context, try bool, g *gate) (reply, error) {
 func (s *stake) leave(ctx context.Context) (reply, error) {
 	ep := s.node()
 	ep.keeper.remove(s)
-	r, err := ep.interruptibly(ctx, unlockScript, s.leaveCmd(), nil)
+	r, err := ep.interruptibly(ctx, s.hold.m.ttl, unlockScript, s.leaveCmd(), nil)
 	if err != nil || r.status != left {
 		ep.box.Look(s.Key()) // the reply that was lost may have carried a grant
 	}
