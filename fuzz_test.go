@@ -24,6 +24,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
 // slot is the hash slot of a key, by the specification of Redis Cluster.
@@ -416,6 +417,7 @@ func meet(t *testing.T, how byte, replies [][]byte, message string, granted bool
 		s := &madServer{replies: replies, message: message, hangsUp: how&hangingUp != 0, begins: i}
 		rc := redis.NewClient(&redis.Options{
 			Addr: fmt.Sprintf("10.0.0.%d:6379", i+1), Dialer: s.dial, DialerRetries: 1, Protocol: 2, MaxRetries: -1,
+			MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 		})
 		t.Cleanup(func() { rc.Close() })
 		servers[i], clients = s, append(clients, rc)

@@ -8,6 +8,7 @@ import (
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
 // Cleaner is as much of a testing.TB as Mini needs. A *rapid.T is one too.
@@ -29,6 +30,9 @@ func MiniClient(tb Cleaner, m *miniredis.Miniredis, mutate ...func(*redis.Option
 		// of the bubble.
 		Addr:   "127.0.0.1:6379",
 		Dialer: MiniDial(m),
+		// go-redis waits for the answer to CLIENT MAINT_NOTIFICATIONS under a mutex, and in a bubble no time passes
+		// while anybody waits for a mutex.
+		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	}
 	for _, f := range mutate {
 		f(opt)
