@@ -591,6 +591,7 @@ func TestWithoutAScoreTheTokenIsTheNext(t *testing.T) {
 // Promise 9, and the rule of the floor: below it a counter would be taken for
 // somebody's data.
 func TestNewCounterIsNoLowerThanTheFloor(t *testing.T) {
+	redistest.MiniLocks(t)
 	m, rc := redistest.Mini(t)
 	m.SetTime(time.Unix(1000, 0))
 	keys, err := newKeys("lock")

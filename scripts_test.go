@@ -38,6 +38,7 @@ func onBothServers(t *testing.T, f func(s *stage)) {
 		f(&stage{T: t, rc: rc, ep: endpointOf(rc), keys: keys})
 	}
 	t.Run("miniredis", func(t *testing.T) {
+		redistest.MiniLocks(t)
 		m := miniredis.RunT(t)
 		m.ClockTTL(true)
 		rc := redis.NewClient(&redis.Options{Addr: m.Addr()})

@@ -5,6 +5,8 @@ package redistest
 import (
 	"context"
 	"net"
+	"strconv"
+	"testing"
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
@@ -13,6 +15,15 @@ import (
 
 // Cleaner is as much of a testing.TB as Mini needs. A *rapid.T is one too.
 type Cleaner interface{ Cleanup(func()) }
+
+// MiniLocks skips a test that locks on a miniredis where that cannot: it reads the integers that scripts hand to its
+// commands, such as the time in ms, into an int.
+func MiniLocks(tb testing.TB) {
+	tb.Helper()
+	if strconv.IntSize < 64 {
+		tb.Skipf("miniredis reads integers into an int, which has %d bits here: too few for the time", strconv.IntSize)
+	}
+}
 
 // Mini makes a miniredis without a listener, whose clock is Go's, and a client of it. Both are closed when the test
 // ends. In a testing/synctest bubble, time is the bubble's: call Mini inside of it.
