@@ -125,7 +125,7 @@ func (s *stake) toRead(ctx context.Context) vote {
 	}
 	start := now()
 	s.sent.Store(int64(start))
-	c.reply, c.err = ep.interruptibly(ctx, c.script, c.cmd, place)
+	c.reply, c.err = ep.interruptibly(ctx, s.hold.m.ttl, c.script, c.cmd, place)
 	if c.err == errInterrupted {
 		ep.keeper.look(s, now()) // on with it in the background
 	} else {

@@ -34,6 +34,7 @@ func TestScriptsOfAQuorumDoWhatTheModelSays(t *testing.T) { compare(t, true) }
 
 func compare(t *testing.T, quorum bool) {
 	t.Run("miniredis", func(t *testing.T) {
+		redistest.MiniLocks(t)
 		checks(t, "100")
 		rapid.Check(t, func(t *rapid.T) {
 			rapid.SyncTest(t, func(t *rapid.T) {

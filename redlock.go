@@ -88,7 +88,7 @@ func (s *stake) probe() {
 	}
 	ep.workers.run(func() {
 		start := now()
-		_, err := ep.run(context.Background(), refreshScript, cmd)
+		_, err := ep.run(context.Background(), s.hold.m.ttl, refreshScript, cmd)
 		s.hold.hear(s, reply{}, start, err)
 	})
 }

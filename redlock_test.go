@@ -674,9 +674,9 @@ func TestUnlockNeedsAMajority(t *testing.T) {
 // Raised tokens are written where the lock is held: elsewhere it would not help.
 func TestTokensRiseAlthoughMajoritiesDiffer(t *testing.T) {
 	onNodes(t, 5, func(ns *nodes) {
-		const base = 3_000_000_000_000_000
+		const base int64 = 3_000_000_000_000_000
 		for i, counter := range []int{4, 2, 2, 1, 1} {
-			ns.minis[i].Set("{x}:token", fmt.Sprint(base+counter))
+			ns.minis[i].Set("{x}:token", fmt.Sprint(base+int64(counter)))
 			ns.minis[i].SetTTL("{x}:token", time.Hour)
 		}
 		last := uint64(0)
@@ -701,7 +701,7 @@ func TestTokensRiseAlthoughMajoritiesDiffer(t *testing.T) {
 // The same for a lock that is held while its nodes come and go.
 func TestNodeThatIsEnteredAgainHasTheTokenRaised(t *testing.T) {
 	onNodes(t, 3, func(ns *nodes) {
-		const high = 3_000_000_000_000_000
+		const high int64 = 3_000_000_000_000_000
 		for _, m := range ns.minis {
 			m.Set("{x}:token", fmt.Sprint(high))
 			m.SetTTL("{x}:token", time.Hour)
@@ -729,9 +729,9 @@ func TestNodeThatIsEnteredAgainHasTheTokenRaised(t *testing.T) {
 // out, and the lock is had of it anew.
 func TestNodeThatRefusesToRaiseIsEnteredAgain(t *testing.T) {
 	onNodes(t, 3, func(ns *nodes) {
-		const base = 3_000_000_000_000_000
+		const base int64 = 3_000_000_000_000_000
 		for i, m := range ns.minis {
-			m.Set("{x}:token", fmt.Sprint(base+i))
+			m.Set("{x}:token", fmt.Sprint(base+int64(i)))
 			m.SetTTL("{x}:token", time.Hour)
 		}
 		release := ns.links[0].HoldRequest(refreshScript.digest.(string))
@@ -741,7 +741,7 @@ func TestNodeThatRefusesToRaiseIsEnteredAgain(t *testing.T) {
 		ns.minis[0].Del("x")
 		release()
 		l := <-next
-		if l.Token() < base+2 {
+		if l.Token() < uint64(base)+2 {
 			ns.Errorf("token %d", l.Token())
 		}
 		release1()

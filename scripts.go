@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"regexp"
 	"strconv"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -186,10 +187,10 @@ var errInterrupted = errors.New("interrupted")
 // interruptibly is run, but returns errInterrupted as soon as ctx ends, while
 // the call goes on by itself: a context does not interrupt go-redis in a read.
 // When the call has ended it frees its place in the limiter.
-func (ep *endpoint) interruptibly(ctx context.Context, s *script, c cmd, place place) (reply, error) {
+func (ep *endpoint) interruptibly(ctx context.Context, ttl time.Duration, s *script, c cmd, place place) (reply, error) {
 	if ctx.Done() == nil {
 		defer place.free()
-		return ep.run(ctx, s, c)
+		return ep.run(ctx, ttl, s, c)
 	}
 	type answer struct {
 		reply reply
@@ -201,7 +202,7 @@ func (ep *endpoint) interruptibly(ctx context.Context, s *script, c cmd, place p
 		if s == unlockScript {
 			sent = context.WithoutCancel(ctx) // it is to be sent in any case
 		}
-		r, err := ep.run(sent, s, c)
+		r, err := ep.run(sent, ttl, s, c)
 		place.free()
 		answers <- answer{r, err}
 	})
@@ -216,13 +217,18 @@ func (ep *endpoint) interruptibly(ctx context.Context, s *script, c cmd, place p
 	}
 }
 
-// run calls a script, again where it says that there is more to settle: every
-// script is idempotent per id, and the first reply of a leave is the one that
-// says whether it found anything.
-func (ep *endpoint) run(ctx context.Context, s *script, c cmd) (reply, error) {
+// run calls a script, and repeats the call while the reply says that there is more
+// to hand on: every script is idempotent per id, and the first reply of a release
+// is the one that says whether it found anything.
+//
+// It repeats the call for at most half the TTL, after which a renewal is due: an
+// acquire that took longer would be acknowledged too late to be of use. What is left
+// is handed on by the renewals of those who wait and hold.
+func (ep *endpoint) run(ctx context.Context, ttl time.Duration, s *script, c cmd) (reply, error) {
+	end := now().add(ttl / 2)
 	r, err := s.parse(ep.eval(ctx, s, c))
 	ep.box.Deliver(r.grants)
-	for n, more := 0, r.more; more && err == nil && n < mostBatches; n++ {
+	for n, more := 0, r.more; more && err == nil && n < mostBatches && now() < end; n++ {
 		var next reply
 		next, err = s.parse(ep.eval(ctx, s, c))
 		more = next.more
@@ -230,14 +236,15 @@ func (ep *endpoint) run(ctx context.Context, s *script, c cmd) (reply, error) {
 		if s != unlockScript {
 			r = next
 		} else if err != nil {
-			return r, nil // it has left; what is left to settle, the others do
+			return r, nil // it has left; what is left to hand on, the others do
 		}
 	}
 	return r, err
 }
 
-// mostBatches is how often a call is made again to settle more: no server that is
-// in its right mind asks for so much.
+// mostBatches bounds how often run repeats a call where no time passes meanwhile, as
+// in virtual time. A script moves 250 participants, so no queue of this world needs
+// as many.
 const mostBatches = 10000
 
 // A call is one of many that share a round trip. Each has its own fate.

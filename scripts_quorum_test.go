@@ -36,7 +36,7 @@ func (s *stage) r(rank int64) *party { return s.at(rank, false, firstCome) }
 
 func (p *party) raise(token int64) reply {
 	p.Helper()
-	return p.must(p.ep.run(context.Background(), refreshScript, p.keepCmd(p.kind(), uint64(token))))
+	return p.must(p.ep.run(context.Background(), MaxTTL, refreshScript, p.keepCmd(p.kind(), uint64(token))))
 }
 
 func (p *party) member() string { return p.kind().(string) + p.id }
@@ -591,6 +591,7 @@ func TestWithoutAScoreTheTokenIsTheNext(t *testing.T) {
 // Promise 9, and the rule of the floor: below it a counter would be taken for
 // somebody's data.
 func TestNewCounterIsNoLowerThanTheFloor(t *testing.T) {
+	redistest.MiniLocks(t)
 	m, rc := redistest.Mini(t)
 	m.SetTime(time.Unix(1000, 0))
 	keys, err := newKeys("lock")
@@ -773,7 +774,7 @@ func TestTokensRiseWithScoresAndWithout(t *testing.T) {
 			if s.rc.Exists(ctx, s.keys.holder).Val() == 0 {
 				writer = "" // it died
 			}
-			r := p.must(s.ep.run(ctx, verb, command(p)))
+			r := p.must(s.ep.run(ctx, MaxTTL, verb, command(p)))
 			holder, token := s.rc.Get(ctx, s.keys.holder).Val(), s.counter() // "": no writer
 			if token < highest || token == highest && holder != "" && holder != writer {
 				s.Fatalf("step %d: token %d for %q, after %d for %q", step, token, holder, highest, writer)
@@ -858,10 +859,10 @@ func TestFastPathsAgreeWithTheSlow(t *testing.T) {
 		s.count(ahead)
 		twin.count(ahead)
 		walk(600, func(step int, ps []*party, verb *script, command func(*party) cmd) {
-			got := ps[0].must(s.ep.run(ctx, verb, command(ps[0])))
+			got := ps[0].must(s.ep.run(ctx, MaxTTL, verb, command(ps[0])))
 			c := command(ps[1])
 			c[1] = slow[verb].digest
-			want := ps[1].must(s.ep.run(ctx, slow[verb], c))
+			want := ps[1].must(s.ep.run(ctx, MaxTTL, slow[verb], c))
 			if got.status == waiting && max(got.value, want.value)-min(got.value, want.value) < 10_000 {
 				got.value = want.value // the leases did not begin together
 			}

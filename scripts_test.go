@@ -11,10 +11,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
+	"github.com/redismutex/redismutex/internal/mailbox"
 	"github.com/redismutex/redismutex/internal/redistest"
 )
 
@@ -36,6 +38,7 @@ func onBothServers(t *testing.T, f func(s *stage)) {
 		f(&stage{T: t, rc: rc, ep: endpointOf(rc), keys: keys})
 	}
 	t.Run("miniredis", func(t *testing.T) {
+		redistest.MiniLocks(t)
 		m := miniredis.RunT(t)
 		m.ClockTTL(true)
 		rc := redis.NewClient(&redis.Options{Addr: m.Addr()})
@@ -80,18 +83,18 @@ func (p *party) must(r reply, err error) reply {
 func (p *party) enter() reply { return p.must(p.stake.enter(context.Background(), false, nil)) }
 func (p *party) try() reply   { return p.must(p.stake.enter(context.Background(), true, nil)) }
 func (p *party) keep() reply {
-	return p.must(p.ep.run(context.Background(), refreshScript, p.keepCmd(p.kind(), 0)))
+	return p.must(p.ep.run(context.Background(), MaxTTL, refreshScript, p.keepCmd(p.kind(), 0)))
 }
 func (p *party) keepHold() reply {
-	return p.must(p.ep.run(context.Background(), refreshScript, p.keepHoldCmd()))
+	return p.must(p.ep.run(context.Background(), MaxTTL, refreshScript, p.keepHoldCmd()))
 }
 
 // downgrade is a keep that says "r".
 func (p *party) downgrade() reply {
-	return p.must(p.ep.run(context.Background(), refreshScript, p.keepCmd("r", 0)))
+	return p.must(p.ep.run(context.Background(), MaxTTL, refreshScript, p.keepCmd("r", 0)))
 }
 func (p *party) leave() reply {
-	return p.must(p.ep.run(context.Background(), unlockScript, p.leaveCmd()))
+	return p.must(p.ep.run(context.Background(), MaxTTL, unlockScript, p.leaveCmd()))
 }
 
 // die ends the lease of p, as time would.
@@ -406,7 +409,7 @@ func TestKeepNeverReenters(t *testing.T) {
 		s.is(w.enter(), granted)
 		s.is(w.leave(), left)
 		s.is(w.keep(), gone)
-		if short := w.must(s.ep.run(context.Background(), refreshScript, w.keepHoldCmd())); short.status != gone {
+		if short := w.must(s.ep.run(context.Background(), MaxTTL, refreshScript, w.keepHoldCmd())); short.status != gone {
 			s.Errorf("status %d", short.status)
 		}
 		s.held()
@@ -1157,4 +1160,33 @@ func TestTokensRiseAlthoughTheCounterFallsBack(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A call ends, whatever the server answers: when half the TTL is over, or where no time
+// passes, after more batches than any queue has.
+func TestCallIsRepeatedForHalfATTLAtMost(t *testing.T) {
+	for _, took := range []time.Duration{0, time.Millisecond, time.Second} {
+		for verb, name := range map[*script]string{lockScript: "acquire", refreshScript: "renew", unlockScript: "release"} {
+			t.Run(fmt.Sprintf("%s, %v each", name, took), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					calls := 0
+					ep := &endpoint{box: mailbox.New(nil, "box"), process: func(_ context.Context, c redis.Cmder) error {
+						calls++
+						time.Sleep(took)
+						c.(*redis.Cmd).SetVal([]any{int64(waiting), int64(0), int64(1)}) // and more
+						return nil
+					}}
+					const ttl = 10 * time.Second
+					start := time.Now()
+					r, err := ep.run(t.Context(), ttl, verb, cmd{"evalsha", verb.digest, "4"})
+					if err != nil || r.status != waiting || !r.more {
+						t.Errorf("%+v, %v", r, err)
+					}
+					if lasted := time.Since(start); lasted > ttl/2 || calls > mostBatches+1 || calls < 5 {
+						t.Errorf("it lasted %v, %d calls; want %v and %d at most", lasted, calls, ttl/2, mostBatches+1)
+					}
+				})
+			})
+		}
+	}
 }

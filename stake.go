@@ -86,7 +86,7 @@ func (s *stake) enter(ctx context.Context, try bool, place place) (reply, error)
 	if s.write {
 		script = lockScript
 	}
-	return s.node().interruptibly(ctx, script, s.enterCmd(try), place)
+	return s.node().interruptibly(ctx, s.hold.m.ttl, script, s.enterCmd(try), place)
 }
 
 // leave has s leave, and goes on with that in the background if the node does
@@ -101,7 +101,7 @@ func (s *stake) leave(ctx context.Context) (reply, error) {
 	}
 	start := now()
 	s.sent.Store(int64(start))
-	r, err := ep.interruptibly(ctx, unlockScript, s.leaveCmd(), place)
+	r, err := ep.interruptibly(ctx, s.hold.m.ttl, unlockScript, s.leaveCmd(), place)
 	s.lookForLostGrants(start, always, r, err)
 	s.tried = start
 	if err != nil {

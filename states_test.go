@@ -88,7 +88,7 @@ func acquires(p *party) (reply, error) { return p.stake.enter(context.Background
 func tries(p *party) (reply, error)    { return p.stake.enter(context.Background(), true, nil) }
 
 func (p *party) calls(verb *script, c cmd) (reply, error) {
-	return p.ep.run(context.Background(), verb, c)
+	return p.ep.run(context.Background(), MaxTTL, verb, c)
 }
 
 func renews(p *party) (reply, error)      { return p.calls(refreshScript, p.keepCmd(p.kind(), 0)) }

@@ -5,6 +5,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"github.com/redismutex/redismutex/internal/redistest"
 )
 
 // The program starts itself as its workers; in a test, that is the test binary.
@@ -17,6 +19,7 @@ func TestMain(m *testing.M) {
 }
 
 func TestEveryItemIsSoldOnce(t *testing.T) {
+	redistest.MiniLocks(t)
 	t.Parallel()
 	var out strings.Builder
 	err := run(&out, false)
@@ -28,6 +31,7 @@ func TestEveryItemIsSoldOnce(t *testing.T) {
 
 // That the proof can fail.
 func TestWithoutTheLockTheStockIsOversold(t *testing.T) {
+	redistest.MiniLocks(t)
 	t.Parallel()
 	var out strings.Builder
 	err := run(&out, true)

@@ -129,7 +129,8 @@ func (c *ClusterServers) MigrateSlot(tb testing.TB, slot, to int) {
 }
 
 // BeginMigration opens the slot on both sides: from now on its owner answers ASK for keys that it does not have,
-// and TRYAGAIN for several of which it has but some.
+// and TRYAGAIN for several of which it has but some. Before Redis 7 it answers ASK to that as well, and the other side
+// TRYAGAIN.
 func (c *ClusterServers) BeginMigration(tb testing.TB, slot, to int) {
 	tb.Helper()
 	from, dest := c.owner[slot], c.nodes[to]

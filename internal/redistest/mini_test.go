@@ -1,6 +1,10 @@
 package redistest
 
 import (
+	"context"
+	"net"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -43,4 +47,38 @@ func TestMiniClientsShareAServer(t *testing.T) {
 			t.Fatal(msg, err)
 		}
 	})
+}
+
+// Connections that are greeted side by side, each with a delay of its own, do not keep time from passing.
+func TestMiniClientIsGreetedSlowly(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m, _ := Mini(t)
+		var delay atomic.Int64
+		rc := MiniClient(t, m, func(o *redis.Options) {
+			o.Dialer = func(context.Context, string, string) (net.Conn, error) {
+				c, err := m.Dial()
+				return &slow{c, time.Millisecond + time.Duration(delay.Add(1))*100*time.Microsecond}, err
+			}
+		})
+		var wg sync.WaitGroup
+		for range 4 {
+			wg.Go(func() {
+				if err := rc.Ping(t.Context()).Err(); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+	})
+}
+
+// A slow connection delays all that is sent.
+type slow struct {
+	net.Conn
+	delay time.Duration
+}
+
+func (c *slow) Write(b []byte) (int, error) {
+	time.Sleep(c.delay)
+	return c.Conn.Write(b)
 }

@@ -38,7 +38,7 @@ func Sentinel(tb testing.TB) *SentinelServers {
 	master := Start(tb, "--repl-diskless-sync-delay", "0")
 	host, port, err := net.SplitHostPort(master.Addr())
 	must(err)
-	replica := Start(tb, "--repl-diskless-sync-delay", "0", "--replicaof", host+" "+port)
+	replica := Start(tb, "--repl-diskless-sync-delay", "0", "--replicaof", host, port) // Redis 6.2 takes no "host port" in one
 	rc := replica.Client(tb)
 	// First the replica, then the sentinel: it asks a master for its replicas only every ten seconds.
 	eventually(tb, "the replica follows its master", func() bool {

@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"slices"
+	"strings"
 	"sync"
 	"syscall"
 	"testing"
@@ -17,7 +19,6 @@ import (
 	"github.com/alicebob/miniredis/v2"
 	"github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
-	"github.com/redis/go-redis/v9/maintnotifications"
 	"github.com/redismutex/redismutex"
 	"github.com/redismutex/redismutex/internal/faultnet"
 	"github.com/redismutex/redismutex/internal/history"
@@ -30,7 +31,7 @@ type mood string
 const (
 	calm  mood = "calm"  // nothing fails: it is first come, first served, and the lock is never idle
 	chaos mood = "chaos" // all but what the promises except: exclusion holds at every instant
-	tardy mood = "tardy" // requests of one process that enter arrive late, maybe when it has given up: no others suffer
+	tardy mood = "tardy" // acquires of one process arrive late; once it has given them up no others suffer
 	lossy mood = "lossy" // servers lose data, and nothing else fails: holders are told in time
 )
 
@@ -126,7 +127,7 @@ func (e *era) run(t *testing.T) {
 	e.stopping = make(chan struct{}) // in the bubble, so that a wait for it lets time pass
 	e.recorder = history.New(e.clock, nil)
 	for i := range e.nodes {
-		e.nodes[i] = newNode(t, e.random)
+		e.nodes[i] = newNode(t, e.random, e.mood == tardy && len(e.nodes) == 1)
 	}
 	for range 3 {
 		e.spawn(t)
@@ -211,9 +212,22 @@ type node struct {
 	mu       sync.Mutex
 	ahead    time.Duration // of its clock
 	back     time.Duration // how far it was set back
+	looks    []look
 }
 
-func newNode(t *testing.T, random *rand.Rand) *node {
+// A look is who holds what at a server, right before a script runs there: that changes by scripts, and by time.
+type look struct {
+	at    time.Time
+	holds []lease
+}
+
+type lease struct {
+	key, id string
+	write   bool
+	until   time.Time
+}
+
+func newNode(t *testing.T, random *rand.Rand, observed bool) *node {
 	m, rc := redistest.Mini(t)
 	n := &node{mini: m, link: faultnet.New(redistest.MiniDial(m)), messages: m.NewSubscriber()}
 	n.ahead = time.Duration(random.Int64N(int64(time.Hour)))
@@ -221,10 +235,35 @@ func newNode(t *testing.T, random *rand.Rand) *node {
 	m.Server().SetPreHook(func(_ *server.Peer, command string, _ ...string) bool {
 		if command == "EVALSHA" || command == "EVAL" { // of a script's own commands it would wait for itself
 			n.tick()
+			if observed {
+				n.look()
+			}
 		}
 		return false
 	})
 	return n
+}
+
+func (n *node) look() {
+	l := look{at: time.Now()}
+	for _, key := range slices.Compact(slices.Clone(keys)) {
+		name := "sim:" + key
+		var ids []string
+		switch n.mini.Type(name) {
+		case "string":
+			id, _ := n.mini.Get(name)
+			ids = []string{id}
+		case "set":
+			ids, _ = n.mini.Members(name)
+		}
+		for _, id := range ids {
+			write := n.mini.Type(name) == "string"
+			l.holds = append(l.holds, lease{key, id, write, l.at.Add(n.lease(name, id))})
+		}
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.looks = append(n.looks, l)
 }
 
 // tick sets the clock: it goes as time does, so much ahead.
@@ -283,6 +322,7 @@ type process struct {
 	alive sync.Mutex // guards what follows, and what is recorded: a dead process says nothing
 	dead  bool
 	held  map[*attempt]*redismutex.Lock
+	ids   string // how its ids on one node begin; "" until it has had a lock
 }
 
 // spawn starts a process.
@@ -314,7 +354,6 @@ func (e *era) spawn(t *testing.T) {
 				return &prompt{socket: c.(socket)}, nil
 			}
 			o.DisableIdentity = true
-			o.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 			o.DialerRetries = 1
 			o.ReadTimeout = timeout
 			o.MaxRetries = retries
@@ -366,6 +405,9 @@ func (p *process) mutex(ttl time.Duration, order redismutex.MutexOption) *redism
 	}
 	return redismutex.NewRedlock(p.nodes, "sim", opts...)
 }
+
+// owns says whether an id is one of p's.
+func (p *process) owns(id string) bool { return p.ids != "" && strings.HasPrefix(id, p.ids) }
 
 // lives calls f, which records something, unless p is dead.
 func (p *process) lives(f func()) bool {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redismutex/redismutex"
+	"github.com/redismutex/redismutex/internal/redistest"
 )
 
 var (
@@ -43,6 +44,7 @@ func (silence) Printf(context.Context, string, ...any) {}
 // TestSimulation takes two eras at a time, one that is on one node and one that is on five: these take as long as five
 // of the others, so there are fewer.
 func TestSimulation(t *testing.T) {
+	redistest.MiniLocks(t)
 	if *hours == 0 {
 		*hours = 24
 		if raceEnabled {

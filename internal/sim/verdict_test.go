@@ -3,6 +3,7 @@ package sim
 // This file answers: what was promised in an era, and was it kept?
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -122,9 +123,46 @@ func (e *era) idle(ops []history.Op) error {
 				free = max(free, to, p.Unlocking) // it is held until then, also when its parent context has ended
 			}
 		}
+		free = max(free, e.unaware(ops, o))
 		if waited := time.Duration(o.Got - free); waited > queueing {
 			return fmt.Errorf("nobody held it for %v, and one waited:\n\t%v", waited, o)
 		}
 	}
 	return nil
+}
+
+// unaware is until when, before o got its lock, the server had granted that to a request of the late process that still
+// waited for an answer; 0 if it had not. A copy of its acquire had come late, and the connection on which it was answered
+// was closed by then: the process wants the lock, and cannot know that it has it, until another copy is answered. For an
+// acquire that was given up there is no such excuse.
+func (e *era) unaware(ops []history.Op, o *history.Op) (until int64) {
+	if e.mood != tardy {
+		return 0
+	}
+	looks := e.nodes[0].looks
+	for i, look := range looks {
+		at := int64(look.at.Sub(e.start))
+		if at >= o.Got {
+			break
+		}
+		for _, l := range look.holds {
+			if l.key != o.Key {
+				continue
+			}
+			end := at
+			if i+1 < len(looks) && l.until.Before(looks[i+1].at) {
+				end = int64(l.until.Sub(e.start)) // no script has ended it
+			}
+			for j, a := range e.attempts {
+				if a.by.name != late || a.key != l.key || a.write != l.write || !a.by.owns(l.id) {
+					continue
+				}
+				answered := cmp.Or(ops[j].Got, ops[j].Ended)
+				if a.asked <= at && (answered == 0 || at <= answered) {
+					until = max(until, min(end, cmp.Or(answered, end)))
+				}
+			}
+		}
+	}
+	return until
 }

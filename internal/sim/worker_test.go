@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"time"
 
 	"github.com/redismutex/redismutex"
@@ -200,6 +201,7 @@ func (w *worker) hold(a *attempt, l *redismutex.Lock, cancel context.CancelFunc)
 		a.got = w.clock()
 		a.span.Got(l.Token(), w.until(l))
 		w.held[a] = l
+		w.ids = l.ID()[:strings.LastIndexByte(l.ID(), ':')+1]
 	}) {
 		return
 	}
