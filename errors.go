@@ -50,7 +50,19 @@ var (
 // kind, nor the errors of a context, whatever its cause does.
 type caused struct{ kind, cause error }
 
-func redisError(cause error) error { return caused{ErrRedis, cause} }
+func redisError(cause error) error { return caused{ErrRedis, said(cause)} }
+
+// A saying is a foreign error whose text has been read, which is a call of foreign
+// code: the text may be made part of another one's under a mutex.
+type saying struct {
+	error
+	text string
+}
+
+func said(err error) error { return saying{err, err.Error()} }
+
+func (s saying) Error() string { return s.text }
+func (s saying) Unwrap() error { return s.error }
 
 // notLock is the error for a reply that says foreign.
 func notLock(r reply) error {

@@ -221,7 +221,7 @@ func (k *keeper) wake() {
 		go k.call(together)
 	}
 	for _, s := range over {
-		s.hold.over(s, errExpired)
+		go s.hold.over(s, errExpired) // it may call foreign code, which must not hold up the next
 	}
 }
 

@@ -345,7 +345,7 @@ func (s *script) parse(sent *redis.Cmd) (reply, error) {
 	value, err := sent.Result()
 	if err != nil {
 		if strings.Contains(err.Error(), "WRONGTYPE") {
-			return reply{}, caused{ErrNotLock, err}
+			return reply{}, caused{ErrNotLock, said(err)}
 		}
 		return reply{}, redisError(err)
 	}

@@ -46,7 +46,7 @@ func scenario(test string) checker { return checker{".", "^" + test + "$", []str
 var mutants = []mutant{
 	// Trust.
 	{"trust counts from the reply", "ballot.go", "s = h.entered(s, start, r, err)", "s = h.entered(s, max(start, now()), r, err)", sim},
-	{"no timer ends the trust", "keeper.go", "s.hold.over(s, errExpired)", "_ = s", sim},
+	{"no timer ends the trust", "keeper.go", "go s.hold.over(s, errExpired)", "_ = s", sim},
 	{"a grant message is taken for a new lease", "ballot.go", "		h.grant(s, now(), token)\n		if s.in {",
 		"		h.grant(s, now(), token)\n		s.limit.Store(int64(h.m.trusted(now())))\n		if s.in {", sim},
 
