@@ -94,7 +94,14 @@ func (l *Lock) alive() bool {
 
 // nests says whether another lock can be nested in l: it has been neither unlocked
 // nor lost. Its parent context may have ended: what cleans up is still protected.
-func (h *hold) nests(l *Lock) bool { return h.phase == held && !h.expired() && h.shared(l) }
+func (h *hold) nests(l *Lock) bool {
+	if h.phase == held && h.expired() {
+		// A renewal under way must not bring it back: the caller is going to wait for
+		// it, and it may be the caller's own.
+		go h.say(h.lose(errExpired))
+	}
+	return h.phase == held && h.shared(l)
+}
 
 // shared says whether l is one of the locks of h.
 func (h *hold) shared(l *Lock) bool {
