@@ -86,6 +86,10 @@ var mutants = []mutant{
 		"	if h.phase == held && counted && !h.majority() {", scenario("TestLockIsLostWhenAMajorityForgetsIt")},
 
 	// Nesting.
+	{"a context is cancelled under the mutex", "ballot.go", "	// A renewal whose reply was lost may have kept it on the server.\n", "	h.end()\n", scenario("TestForeignCodeMayCallTheLibrary/contexts")},
+	{"a context is made under the mutex", "hold.go", "	l.ctx, l.cancel = context.WithCancelCause(ctx)\n	h.mu.Lock()\n",
+		"	h.mu.Lock()\n	l.ctx, l.cancel = context.WithCancelCause(ctx)\n", scenario("TestForeignCodeMayCallTheLibrary/contexts")},
+	{"the text of an error is asked for under the mutex", "errors.go", "caused{ErrRedis, said(cause)}", "caused{ErrRedis, cause}", scenario("TestErrorsOfTheClientMayCallTheLibrary")},
 	{"the first unlock frees the hold", "hold.go", "	last = h.one == nil && len(h.more) == 0\n", "	last = true\n", sim},
 }
 
