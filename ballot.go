@@ -29,6 +29,14 @@ type ballot struct {
 	since []instant // of each node that was had later: from when on it is held
 }
 
+// wait asks for h, and waits until it is held and l is its first lock, or until it will not be held, or ctx ends.
+func (h *hold) wait(ctx context.Context, l *Lock) error {
+	if err := h.ask(ctx); err != nil {
+		return err
+	}
+	return h.await(ctx, l)
+}
+
 // ask has every node entered: one by the caller itself, since there is nobody
 // to go on without, several side by side. It returns an error if ctx ends before it is the
 // caller's turn, or if by then it is known that no majority answers.
@@ -91,18 +99,15 @@ func (h *hold) await(ctx context.Context, l *Lock) error {
 	for {
 		h.mu.Lock()
 		phase := h.phase
-		switch {
-		case phase == wanted && h.signal == nil:
+		if phase == wanted && h.signal == nil {
 			h.signal = make(chan struct{}, 1)
-		case phase == held:
-			h.open(l, ctx)
 		}
 		signal := h.signal
 		h.mu.Unlock()
 		switch phase {
 		case wanted:
 		case held:
-			return nil
+			return h.open(l, nil, ctx)
 		case given:
 			return h.refused(ctx)
 		default: // moot; or lost before anybody had it
@@ -129,9 +134,9 @@ var errAgain = errors.New("ask again")
 // giveUp ends a wait whose context has ended.
 func (h *hold) giveUp(ctx context.Context) error {
 	h.mu.Lock()
-	defer h.mu.Unlock()
 	h.phase = given // also if it was granted a moment ago
 	h.partAll()
+	h.mu.Unlock()
 	return ended(ctx, h.Key())
 }
 
@@ -356,7 +361,7 @@ func (h *hold) unsure(s *stake, start instant, err error) {
 	case h.phase == wanted && isFinal(err):
 		say = h.fails(s, err)
 	case h.phase == wanted && s.why == nil:
-		say = news{"a waiter goes on", doing("keep", h.Key(), err)}
+		say = news{what: "a waiter goes on", err: doing("renew", h.Key(), err)}
 		fallthrough
 	default:
 		s.why = err
@@ -477,9 +482,9 @@ func (h *hold) fails(s *stake, why error) news {
 		why = fmt.Errorf("%s: %w", s.named(), why)
 	}
 	if h.phase == held {
-		return news{"a lock is entered anew", doing("lock", h.Key(), why)}
+		return news{what: "a lock is entered anew", err: doing("lock", h.Key(), why)}
 	}
-	return news{"a waiter enters anew", doing("lock", h.Key(), why)}
+	return news{what: "a waiter enters anew", err: doing("lock", h.Key(), why)}
 }
 
 // enterSoon has s enter in the background: later if it has failed before, or its
@@ -675,19 +680,17 @@ func (h *hold) settle() {
 	}
 }
 
-// lose ends a lock.
+// lose ends a lock, but its contexts: that is left to say.
 func (h *hold) lose(why error) news {
-	h.phase = lost
 	if s := h.stakes[0]; h.ballot != nil {
 		why = h.nodes("hold it", h.counts)
 	} else {
 		why = s.because(why)
 	}
-	why = caused{ErrLockLost, fmt.Errorf("%q: %w", h.Key(), why)}
-	h.end(why)
+	h.phase, h.cause = lost, caused{ErrLockLost, fmt.Errorf("%q: %w", h.Key(), why)}
 	// A renewal whose reply was lost may have kept it on the server.
 	h.partAll()
-	return news{"", why}
+	return news{err: h.cause, lost: true}
 }
 
 // because adds to why it is over why it could not be kept.
@@ -706,13 +709,18 @@ func (h *hold) wake() {
 	}
 }
 
-// news is what is logged when the mutex is free again.
+// news is what is left to do when the mutex is free again: err is logged, and if
+// it has ended a lock, the contexts of that end first.
 type news struct {
 	what string
 	err  error
+	lost bool
 }
 
 func (h *hold) say(n news) {
+	if n.lost {
+		h.end()
+	}
 	if n.err != nil {
 		h.m.log().error(n.what, n.err)
 	}

@@ -30,11 +30,15 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 		return fmt.Errorf("%w: nil context", ErrInvalid)
 	}
 	h := l.hold
-	if h.expired() {
-		h.expire()
+	if err := l.usable(); err != nil {
+		return err
 	}
-	asked, err := h.toRead(ctx, l)
+	if ctx.Err() != nil {
+		return ended(ctx, h.Key())
+	}
+	asked, err := h.toRead(l)
 	if err != nil {
+		l.finish(err)
 		return err
 	}
 	t, n := h.askToRead(ctx, asked), len(h.stakes)
@@ -46,6 +50,7 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 		}
 	}
 	h.mu.Unlock()
+	l.finish(err)
 	if err != nil || quorum.Decide(n, t.yes, 0) == quorum.Yes {
 		return err
 	}
@@ -57,14 +62,11 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 //
 // Each node goes over by itself. One that has not yet lets nobody in, one that has
 // no writer: so there is none from the first to the last.
-func (h *hold) toRead(ctx context.Context, l *Lock) (asked []*stake, err error) {
+func (h *hold) toRead(l *Lock) (asked []*stake, err error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if err := h.usable(l); err != nil {
 		return nil, err
-	}
-	if ctx.Err() != nil {
-		return nil, ended(ctx, h.Key())
 	}
 	if !l.write {
 		return nil, fmt.Errorf("%w: downgrade %q: it was locked to read", ErrInvalid, h.Key())

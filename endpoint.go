@@ -64,25 +64,32 @@ func endpointOf(rc redis.Scripter) *endpoint {
 	if !reflect.TypeOf(rc).Comparable() {
 		return newEndpoint(rc)
 	}
+	if ep := sharedEndpoint(rc, nil); ep != nil {
+		return ep
+	}
+	return sharedEndpoint(rc, newEndpoint(rc)) // made under no mutex: it calls methods of rc
+}
+
+// sharedEndpoint returns the endpoint of rc. If there is none, it is made one.
+func sharedEndpoint(rc redis.Scripter, made *endpoint) *endpoint {
 	endpoints.Lock()
 	defer endpoints.Unlock()
-	if ep := endpoints.m[rc].Value(); ep != nil {
+	if ep := endpoints.m[rc].Value(); ep != nil || made == nil {
 		return ep
 	}
 	if endpoints.m == nil {
 		endpoints.m = map[redis.Scripter]weak.Pointer[endpoint]{}
 	}
-	ep := newEndpoint(rc)
-	self := weak.Make(ep)
+	self := weak.Make(made)
 	endpoints.m[rc] = self
-	runtime.AddCleanup(ep, func(rc redis.Scripter) {
+	runtime.AddCleanup(made, func(rc redis.Scripter) {
 		endpoints.Lock()
 		defer endpoints.Unlock()
 		if endpoints.m[rc] == self {
 			delete(endpoints.m, rc)
 		}
 	}, rc)
-	return ep
+	return made
 }
 
 func newEndpoint(rc redis.Scripter) *endpoint {

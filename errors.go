@@ -62,14 +62,26 @@ func sentinel(err error) error {
 // kind, nor the errors of a context, whatever its cause does.
 type caused struct{ kind, cause error }
 
-func redisError(cause error) error { return caused{ErrRedis, cause} }
+func redisError(cause error) error { return caused{ErrRedis, said(cause)} }
+
+// A saying is a foreign error whose text has been read, which is a call of foreign
+// code: the text may be made part of another one's under a mutex.
+type saying struct {
+	error
+	text string
+}
+
+func said(err error) error { return saying{err, err.Error()} }
+
+func (s saying) Error() string { return s.text }
+func (s saying) Unwrap() error { return s.error }
 
 // scriptError is the error of a script that failed with cause. Redis 6.2 wraps the error
 // of a command in a text of its own.
 func scriptError(cause error) error {
 	switch text := cause.Error(); {
 	case strings.Contains(text, "WRONGTYPE"):
-		return caused{ErrNotLock, cause}
+		return caused{ErrNotLock, said(cause)}
 	case strings.Contains(text, "OOM command not allowed"):
 		return redisError(fmt.Errorf("redis is full: it has reached maxmemory and evicts nothing: %w", cause))
 	}

@@ -4,6 +4,7 @@ package redismutex
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -12,6 +13,9 @@ import (
 // A hold is one request, and what has become of it: it waits, is held, and is
 // over. Locks that are nested in each other share one, so that Redis knows of the
 // first of them alone.
+//
+// No foreign code (contexts, loggers, the client and its hooks) runs under its
+// mutex, nor under any other one of this package: it may call back.
 type hold struct {
 	m     *RWMutex
 	keys  *keys
@@ -27,6 +31,7 @@ type hold struct {
 	one  *Lock // the locks that share it: one, and more
 	more map[*Lock]struct{}
 
+	cause  error         // what ended it, once it is lost
 	signal chan struct{} // holds one; nil: nobody sleeps on it
 	stakes []*stake      // one on each node
 	ballot *ballot       // nil with one node
@@ -49,38 +54,53 @@ func (h *hold) Key() string { return h.keys.holder }
 
 func (h *hold) expired() bool { return instant(h.until.Load()) <= now() }
 
-// open makes l a lock of h, under the mutex.
-func (h *hold) open(l *Lock, ctx context.Context) {
+// open makes l a lock of h: the first one, or one nested in outer. It returns
+// errAgain if h, or outer, has ended meanwhile.
+func (h *hold) open(l, outer *Lock, ctx context.Context) error {
+	// The context comes before the mutex: to make one calls into its parent.
 	l.ctx, l.cancel = context.WithCancelCause(ctx)
-	if h.one == nil {
-		h.one = l
-		return
+	h.mu.Lock()
+	err := h.add(l, outer)
+	h.mu.Unlock()
+	if err != nil {
+		l.cancel(err)
 	}
-	if h.more == nil {
+	return err
+}
+
+// add is open, under the mutex.
+func (h *hold) add(l, outer *Lock) error {
+	switch {
+	case h.phase != held, outer != nil && !h.nests(outer):
+		return errAgain
+	case l.write && !h.write:
+		return fmt.Errorf("%w: %q: unlock it first, or lock to write in the first place", ErrUpgrade, h.Key())
+	case h.one == nil:
+		h.one = l
+		return nil
+	case h.more == nil:
 		h.more = map[*Lock]struct{}{}
 	}
 	h.more[l] = struct{}{}
+	return nil
 }
 
-// nest makes another lock of the hold that outer is one of, for an owner if there is
-// one. It returns nil if outer has been unlocked or lost. That its parent context has
-// ended is no matter: what cleans up is still protected.
-func (outer *Lock) nest(r request, o *owner) (*Lock, error) {
-	h := outer.hold
-	if h.expired() {
-		h.expire()
+// alive says whether another lock can be nested in l.
+func (l *Lock) alive() bool {
+	l.hold.mu.Lock()
+	defer l.hold.mu.Unlock()
+	return l.hold.nests(l)
+}
+
+// nests says whether another lock can be nested in l: it has been neither unlocked
+// nor lost. Its parent context may have ended: what cleans up is still protected.
+func (h *hold) nests(l *Lock) bool {
+	if h.phase == held && h.expired() {
+		// A renewal under way must not bring it back: the caller is going to wait for
+		// it, and it may be the caller's own.
+		go h.say(h.lose(errExpired))
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	switch {
-	case h.phase != held || !h.shared(outer):
-		return nil, nil
-	case r.write && !h.write:
-		return nil, fmt.Errorf("%w: %q: unlock it first, or lock to write in the first place", ErrUpgrade, h.Key())
-	}
-	l := &Lock{hold: h, owner: o, write: r.write}
-	h.open(l, r.ctx)
-	return l, nil
+	return h.phase == held && h.shared(l)
 }
 
 // shared says whether l is one of the locks of h.
@@ -89,7 +109,21 @@ func (h *hold) shared(l *Lock) bool {
 	return more || h.one == l
 }
 
-// usable returns the error for a call on a lock that has ended, or nil.
+// usable returns the error for a call on a lock that has ended, or nil. The context
+// of the lock is done then, also if whoever ended it has not come to that yet.
+func (l *Lock) usable() error {
+	h := l.hold
+	if h.expired() {
+		h.expire()
+	}
+	h.mu.Lock()
+	err := h.usable(l)
+	h.mu.Unlock()
+	l.finish(err)
+	return err
+}
+
+// usable is that of a lock of h, under the mutex; finish has to follow.
 func (h *hold) usable(l *Lock) error {
 	switch {
 	case l.unlocked:
@@ -132,19 +166,28 @@ func (h *hold) close(l *Lock) (last bool, err error) {
 	return last, nil
 }
 
-// end ends all locks of h.
-func (h *hold) end(why error) {
-	if h.one != nil {
-		h.one.end(why)
-	}
-	for l := range h.more {
-		l.end(why)
+// finish ends the context of l if err says that l has been unlocked or lost.
+func (l *Lock) finish(err error) {
+	switch {
+	case errors.Is(err, ErrUnlocked):
+		l.cancel(ErrUnlocked)
+	case errors.Is(err, ErrLockLost):
+		l.cancel(l.hold.cause)
 	}
 }
 
-func (l *Lock) end(why error) {
-	l.cancel(why)
-	if l.owner != nil {
-		go l.owner.drop(l)
+// end ends all locks of h when it is lost. It needs no mutex: from then on no lock
+// is added to them, and none is taken away.
+func (h *hold) end() {
+	if h.one != nil {
+		h.one.end(h.cause)
 	}
+	for l := range h.more {
+		l.end(h.cause)
+	}
+}
+
+func (l *Lock) end(cause error) {
+	l.cancel(cause)
+	l.owner.drop(l)
 }

@@ -251,7 +251,7 @@ func (k *keeper) wake() {
 		go k.send(call)
 	}
 	for _, s := range over {
-		s.hold.over(s, errExpired)
+		go s.hold.over(s, errExpired) // it may call foreign code, which must not hold up the next
 	}
 }
 
@@ -463,7 +463,11 @@ func (k *keeper) answer(c *call, start instant) {
 	case r.status != granted && r.status != waiting:
 		k.drop(s)
 		k.mu.Unlock()
-		s.hold.over(s, errGone)
+		why := errGone
+		if r.status == foreign {
+			why = notLock(r)
+		}
+		s.hold.over(s, why)
 	default:
 		s.trust(start)
 		if s.raises && c.raise == s.hold.ballot.raise.Load() {

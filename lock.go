@@ -79,7 +79,7 @@ func (l *Lock) Done() <-chan struct{} { return l.ctx.Done() }
 func (l *Lock) Err() error {
 	err := l.ctx.Err()
 	if err == nil && l.hold.expired() {
-		l.hold.expire()
+		_ = l.usable()
 		err = l.ctx.Err()
 	}
 	return err
@@ -90,7 +90,6 @@ func (l *Lock) Value(key any) any {
 	if key == (lockKey{}) {
 		return l
 	}
-	_ = l.Err() // context.Cause asks here first: let it find the cause
 	return l.ctx.Value(key)
 }
 
@@ -132,6 +131,7 @@ func (l *Lock) UnlockContext(ctx context.Context) error {
 	}
 	last, err := h.close(l)
 	if err != nil {
+		l.finish(err)
 		return err
 	}
 	l.cancel(ErrUnlocked)

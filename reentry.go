@@ -23,17 +23,34 @@ func FromContext(ctx context.Context) (*Lock, bool) {
 // lockKey is what a Lock has itself as the value of.
 type lockKey struct{}
 
-// nested makes a lock nested in the one on the key of r that the context of r
-// descends from, for an owner if there is one. It returns nil if there is no such
-// lock.
-func (m *RWMutex) nested(r request, o *owner) (l *Lock, err error) {
-	outer, ok := FromContext(r.ctx)
-	for ; ok && l == nil && err == nil; outer, ok = FromContext(outer.ctx) {
-		if outer.isOn(m, r.keys) {
-			l, err = outer.nest(r, o)
+// nestedOrNew makes a lock for r that is not open yet: one nested in outer, or a new
+// one if outer is nil.
+func (m *RWMutex) nestedOrNew(r request) (l, outer *Lock) {
+	outer = m.outer(r)
+	if r.owner != "" {
+		return m.nestedOrNewFor(r, outer)
+	}
+	return m.lockIn(outer, r), outer
+}
+
+// outer is the innermost lock on the key of r that the context of r descends from
+// and another one can be nested in, or nil.
+func (m *RWMutex) outer(r request) *Lock {
+	l, ok := FromContext(r.ctx)
+	for ; ok; l, ok = FromContext(l.ctx) {
+		if l.isOn(m, r.keys) && l.alive() {
+			return l
 		}
 	}
-	return l, err
+	return nil
+}
+
+// lockIn makes a lock nested in outer, or a new one if that is nil.
+func (m *RWMutex) lockIn(outer *Lock, r request) *Lock {
+	if outer == nil {
+		return m.newLock(r)
+	}
+	return &Lock{hold: outer.hold, write: r.write}
 }
 
 // isOn says whether l is a lock on that key of those nodes, whatever mutex it is
@@ -69,61 +86,38 @@ var owners struct {
 	m map[ownerName]*owner
 }
 
-// acquireFor acquires a lock for the owner in r. If the owner has the key already,
-// or has it before its turn comes, the lock is nested in that.
-func (m *RWMutex) acquireFor(r request) (*Lock, error) {
-	for {
-		l, nested, err := m.nestedOrNew(r)
-		if nested || err != nil {
-			return l, err
-		}
-		_, err = l.wait(r.ctx)
-		if err == nil {
-			l.owner.has(l)
-			return l, nil
-		}
-		l.owner.drop(l)
-		if err != errAgain {
-			return nil, err
-		}
-	}
-}
-
-// nestedOrNew makes a lock nested in one that the context of r or the owner in it has,
-// or a new one, still to be asked for.
-func (m *RWMutex) nestedOrNew(r request) (l *Lock, nested bool, err error) {
+// nestedOrNewFor is nestedOrNew for an owner: outer may also be a lock of that. The
+// lock is one of the owner's from here on, so that the owner does not wait for
+// itself: if it has the key by another call before this one, has calls this one off.
+func (m *RWMutex) nestedOrNewFor(r request, outer *Lock) (l, in *Lock) {
 	owners.Lock()
 	defer owners.Unlock()
 	name := ownerName{r.keys.holder, r.owner}
 	o := owners.m[name]
 	if o == nil {
 		o = &owner{name, map[*Lock]struct{}{}}
+		if owners.m == nil {
+			owners.m = map[ownerName]*owner{}
+		}
+		owners.m[name] = o
 	}
-	l, err = m.nested(r, o)
 	for other := range o.locks {
-		if l == nil && err == nil && other.isOn(m, r.keys) {
-			l, err = other.nest(r, o)
+		if outer == nil && other.isOn(m, r.keys) && other.alive() {
+			outer = other
 		}
 	}
-	if err != nil {
-		return nil, false, err
-	}
-	nested = l != nil
-	if !nested {
-		l = m.newLock(r)
-		l.owner = o
-	}
-	if owners.m == nil {
-		owners.m = map[ownerName]*owner{}
-	}
-	owners.m[name] = o
+	l = m.lockIn(outer, r)
+	l.owner = o
 	o.locks[l] = struct{}{}
-	return l, nested, nil
+	return l, outer
 }
 
 // has ends the other waits of o for the key that it has now with l: they would
 // wait for itself.
 func (o *owner) has(l *Lock) {
+	if o == nil {
+		return
+	}
 	owners.Lock()
 	defer owners.Unlock()
 	for other := range o.locks {

@@ -358,17 +358,23 @@ func TestEndedLockIsNoReasonToReenter(t *testing.T) {
 func TestNothingNestsInALockThatHasJustEnded(t *testing.T) {
 	inBubble(t, func(w *world) {
 		m := NewMutex(w.client(nil), "x")
-		r := request{ctx: w.Context(), keys: m.keys, write: true}
 		outer := w.lock(m, true)
 		inner := w.nested(outer, m, true)
+		nest := func(in *Lock) { // in was alive when it was looked for
+			t.Helper()
+			l := &Lock{hold: in.hold, write: true}
+			if err := l.hold.open(l, in, w.Context()); err != errAgain {
+				t.Error(err)
+			}
+			if l.Err() == nil {
+				t.Error("the context that was made for it is left")
+			}
+		}
 		w.unlock(inner)
-		if l, err := inner.nest(r, nil); l != nil || err != nil {
-			t.Errorf("%v, %v", l, err)
-		}
+		nest(inner)
 		outer.hold.until.Store(int64(now()))
-		if l, err := outer.nest(r, nil); l != nil || err != nil {
-			t.Errorf("%v, %v", l, err)
-		}
+		nest(outer)
+		w.matches(outer.UnlockContext(w.Context()), ErrLockLost)
 	})
 }
 

@@ -187,27 +187,28 @@ func (m *RWMutex) acquire(r request, opt []LockOption) (*Lock, error) {
 	if r.ctx.Err() != nil {
 		return nil, ended(r.ctx, r.keys.holder)
 	}
-	if r.owner != "" {
-		return m.acquireFor(r)
-	}
-	if l, err := m.nested(r, nil); l != nil || err != nil {
-		return l, err
-	}
 	for {
-		if l, err := m.newLock(r).wait(r.ctx); err != errAgain {
+		if l, err := m.attempt(r); err != errAgain {
 			return l, err
 		}
 	}
 }
 
-// wait asks for a new lock, and waits for it.
-func (l *Lock) wait(ctx context.Context) (*Lock, error) {
-	if err := l.hold.ask(ctx); err != nil {
+// attempt asks for a lock once: for one nested in a lock that the context or the
+// owner of r has already, or for a new one.
+func (m *RWMutex) attempt(r request) (*Lock, error) {
+	l, outer := m.nestedOrNew(r)
+	var err error
+	if outer != nil {
+		err = l.hold.open(l, outer, r.ctx)
+	} else {
+		err = l.hold.wait(r.ctx, l)
+	}
+	if err != nil {
+		l.owner.drop(l)
 		return nil, err
 	}
-	if err := l.hold.await(ctx, l); err != nil {
-		return nil, err
-	}
+	l.owner.has(l)
 	return l, nil
 }
 

@@ -49,7 +49,7 @@ func scenario(test string) checker { return checker{".", "^" + test + "$", []str
 var mutants = []mutant{
 	// Trust.
 	{"trust counts from the reply", "ballot.go", "s = h.entered(s, start, r, err)", "s = h.entered(s, max(start, now()), r, err)", sim},
-	{"no timer ends the trust", "keeper.go", "s.hold.over(s, errExpired)", "_ = s", sim},
+	{"no timer ends the trust", "keeper.go", "go s.hold.over(s, errExpired)", "_ = s", sim},
 	{"a grant message is taken for a new lease", "ballot.go", "		h.grant(s, now(), token)\n		if s.in {",
 		"		h.grant(s, now(), token)\n		s.limit.Store(int64(h.m.trusted(now())))\n		if s.in {", sim},
 
@@ -109,6 +109,10 @@ var mutants = []mutant{
 	{"nobody says that Redis is full", "errors.go", "	case strings.Contains(text, \"OOM command not allowed\"):", "	case false:", scenario("TestLocksOutliveAFullRedis")},
 
 	// Nesting.
+	{"a context is cancelled under the mutex", "ballot.go", "	// A renewal whose reply was lost may have kept it on the server.\n", "	h.end()\n", scenario("TestForeignCodeMayCallTheLibrary/contexts")},
+	{"a context is made under the mutex", "hold.go", "	l.ctx, l.cancel = context.WithCancelCause(ctx)\n	h.mu.Lock()\n",
+		"	h.mu.Lock()\n	l.ctx, l.cancel = context.WithCancelCause(ctx)\n", scenario("TestForeignCodeMayCallTheLibrary/contexts")},
+	{"the text of an error is asked for under the mutex", "errors.go", "caused{ErrRedis, said(cause)}", "caused{ErrRedis, cause}", scenario("TestErrorsOfTheClientMayCallTheLibrary")},
 	{"the first unlock frees the hold", "hold.go", "	last = h.one == nil && len(h.more) == 0\n", "	last = true\n", sim},
 }
 

@@ -109,10 +109,11 @@ const (
 	twice     = "message twice"
 	killed    = "process killed"
 	cancelled = "cancelled as another unlocked"
+	family    = "lock lost, others nested in it"
 )
 
 func everyFault() []string {
-	names := []string{frozen, away, emptied, forgets, setBack, setAhead, slow, twice, killed, cancelled}
+	names := []string{frozen, away, emptied, forgets, setBack, setAhead, slow, twice, killed, cancelled, family}
 	for _, f := range linkFaults {
 		names = append(names, f.name)
 	}

@@ -97,8 +97,12 @@ func simulate(t *testing.T, number, nodes int, sum *summary) {
 			panic(p)
 		}
 	}()
-	// Time may stand still in the bubble, or a waiter may ask without end.
-	defer time.AfterFunc(30*time.Second, func() { fmt.Fprintln(os.Stderr, "an era hangs;", replay) }).Stop()
+	// In a deadlock time stands still in the bubble, as it does when a waiter asks without end. An era takes seconds at
+	// the most.
+	defer time.AfterFunc(time.Minute, func() {
+		debug.SetTraceback("all")
+		panic(fmt.Sprintf("era %d hangs; %s", number, replay))
+	}).Stop()
 	e := newEra(number, nodes, sum)
 	began := time.Now()
 	synctest.Test(t, e.run)

@@ -19,6 +19,7 @@ type worker struct {
 	*process
 	name   string
 	random *rand.Rand
+	has    []*redismutex.Lock // what it holds at the moment, nested ones too
 }
 
 // orders are those besides first come, first served, and who goes first in them.
@@ -223,12 +224,24 @@ func (w *worker) hold(a *attempt, l *redismutex.Lock, cancel context.CancelFunc)
 		w.fail("%v: returned when it could be trusted for no more than %v", a, left)
 	}
 
+	outermost := len(w.has) == 0
+	w.has = append(w.has, l)
+	defer func(n int) { w.has = w.has[:n] }(len(w.has) - 1)
+	if outermost && w.chance(0.15) {
+		w.another(a, l)
+	}
+
 	write := a.write // it is still one to write
 	for range w.random.IntN(3) + 1 {
 		w.agrees(a, l)
 		w.stores(a, l, write)
 		if w.chance(0.2) {
 			w.nest(a, l, write)
+		}
+		unlock := func() {}
+		if w.chance(0.2) {
+			unlock = w.family(a, l, write)
+			w.ambush(0.5, 4*a.ttl) // for long enough that it is lost
 		}
 		w.ambush(0.1, a.ttl)
 		work := w.exp(20 * time.Millisecond)
@@ -246,6 +259,7 @@ func (w *worker) hold(a *attempt, l *redismutex.Lock, cancel context.CancelFunc)
 		case <-l.Done():
 		}
 		timer.Stop()
+		unlock()
 		if !w.lives(func() { a.span.Until(w.until(l)) }) {
 			return
 		}
@@ -334,7 +348,11 @@ func (w *worker) downgrade(a *attempt, l *redismutex.Lock) *attempt {
 	})
 	context.AfterFunc(l, func() { w.lives(read.span.Ended) })
 	w.ambush(0.2, a.ttl)
-	err := l.Downgrade(w.ctx)
+	ctx := w.ctx
+	if w.chance(0.5) {
+		ctx = l
+	}
+	err := l.Downgrade(ctx)
 	w.lives(func() {
 		switch {
 		case err == nil:
@@ -379,6 +397,59 @@ func (w *worker) nest(a *attempt, l *redismutex.Lock, write bool) {
 			w.fail("%v: unlock of a nested lock: %v", a, err)
 		}
 	}
+}
+
+// family locks again within the lock, by contexts that descend from it in one way or another: from other locks nested
+// in it, and from locks on other keys. What ends the lock ends all of them.
+func (w *worker) family(a *attempt, l *redismutex.Lock, write bool) (unlock func()) {
+	n := len(w.has)
+	for range 1 + w.random.IntN(6) {
+		ctx := context.Context(l)
+		if w.chance(0.7) {
+			ctx = w.has[w.random.IntN(len(w.has))]
+		}
+		if w.chance(0.5) {
+			ctx = context.WithoutCancel(ctx)
+		}
+		inner := attempt{key: a.key, write: write && w.chance(0.5), try: true, owner: a.owner}
+		again, err := inner.lock(w.mutex(ttls[0], nil), ctx)
+		switch {
+		case err != nil: // ctx has ended, or does not descend from the lock
+		case again.ID() != l.ID():
+			again.Unlock() // the lock has ended
+		default:
+			w.has = append(w.has, again)
+		}
+	}
+	w.injected(family)
+	return func() {
+		lost := errors.Is(context.Cause(l), redismutex.ErrLockLost)
+		for _, again := range w.has[n:] {
+			err := again.UnlockContext(w.ctx)
+			if again.Err() == nil || lost && !errors.Is(err, redismutex.ErrLockLost) {
+				w.fail("%v: lost %v; its nested lock: %v, %v", a, lost, again.Err(), err)
+			}
+		}
+		w.took(family, lost && len(w.has) > n)
+		w.has = w.has[:n]
+	}
+}
+
+// another locks another key within the lock.
+func (w *worker) another(a *attempt, l *redismutex.Lock) {
+	b := &attempt{by: a.by, key: keys[w.random.IntN(len(keys))], ttl: a.ttl, write: w.chance(0.5), try: true, owner: a.owner}
+	if b.key == a.key {
+		return
+	}
+	w.record(b)
+	ctx := context.WithoutCancel(l)
+	m, err := b.lock(w.mutex(b.ttl, nil), ctx)
+	if err == nil {
+		w.hold(b, m, func() {})
+		return
+	}
+	w.refused(b, ctx, err)
+	w.done(b)
 }
 
 // agrees looks whether the server knows of a lock that is trusted, and for how long: promise 2.
