@@ -12,7 +12,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/redismutex/redismutex/internal/quorum"
 )
 
@@ -191,7 +190,7 @@ func (h *hold) enter(ctx context.Context, s *stake) {
 
 // isFinal reports whether a node that has failed with err will not grant anything later either.
 func isFinal(err error) bool {
-	return errors.Is(err, ErrNotLock) || errors.Is(err, redis.ErrClosed)
+	return errors.Is(err, ErrNotLock) || has(err, closedDown)
 }
 
 // join makes s known to its mailbox, if it is still of use.
@@ -254,7 +253,7 @@ func (h *hold) admit(s *stake, start instant, r reply, err error) (next *stake, 
 	if never {
 		err = e.error
 	}
-	s.bury = !never && (err != nil || time.Duration(t-start) >= s.node().resend)
+	s.bury = !never && (err != nil && !has(err, full) || time.Duration(t-start) >= s.node().resend)
 	switch late := h.m.trusted(start) <= t; {
 	case !h.wants(s):
 		switch {
@@ -687,7 +686,7 @@ func (h *hold) lose(why error) news {
 	} else {
 		why = s.because(why)
 	}
-	h.phase, h.cause = lost, caused{ErrLockLost, fmt.Errorf("%q: %w", h.Key(), why)}
+	h.phase, h.cause = lost, caused{ErrLockLost, fmt.Errorf("%q: %w", h.Key(), why), 0}
 	// A renewal whose reply was lost may have kept it on the server.
 	h.partAll()
 	return news{err: h.cause, lost: true}

@@ -267,14 +267,15 @@ func TestWaiterOnAClosedClientIsTold(t *testing.T) {
 // that, and the others are kept.
 func TestOverloadLosesNoMoreThanTheExcess(t *testing.T) {
 	const (
-		ttl      = 400 * time.Millisecond
-		trip     = 40 * time.Millisecond
-		capacity = maxSenders * batch * int(ttl/trip)
-		many     = capacity * 5 / 4
+		ttl      = 4 * time.Second
+		trip     = ttl / 10
+		capacity = batch * int(ttl/trip) // one connection renews so many within a TTL
+		many     = capacity * 3 / 2
 	)
 	inBubble(t, func(w *world) {
 		var log lockedBuffer
-		m := NewMutex(w.client(w.link), "x", WithTTL(ttl), WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+		one := func(o *redis.Options) { o.PoolSize, o.PipelinePoolSize, o.PoolTimeout = 1, -1, time.Hour }
+		m := NewMutex(w.client(w.link, one), "x", WithTTL(ttl), WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
 		locks := make([]*Lock, many)
 		for i := range locks { // as if they had been acquired at once
 			keys, err := newKeys(fmt.Sprint("x:", i))
@@ -283,9 +284,10 @@ func TestOverloadLosesNoMoreThanTheExcess(t *testing.T) {
 			}
 			l := m.newLock(request{keys: keys, write: true})
 			s := l.hold.stakes[0]
-			s.trust(now())
+			acquired := now().add(-ttl / 2 * time.Duration(i) / time.Duration(many))
+			s.trust(acquired)
 			s.in, s.granted, s.token = true, true, 1
-			s.node().keeper.add(s, holding, now(), reply{status: granted})
+			s.node().keeper.add(s, holding, acquired, reply{status: granted})
 			l.hold.hold(1)
 			if err := l.hold.await(context.Background(), l); err != nil {
 				t.Fatal(err)

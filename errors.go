@@ -7,6 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // The errors of this package, to be matched with [errors.Is]. What a call
@@ -60,9 +62,37 @@ func sentinel(err error) error {
 
 // A caused error is of one kind, and keeps what caused it. It matches no other
 // kind, nor the errors of a context, whatever its cause does.
-type caused struct{ kind, cause error }
+type caused struct {
+	kind, cause error
+	trait       trait
+}
 
-func redisError(cause error) error { return caused{ErrRedis, said(cause)} }
+// A trait is what the library goes by in an error of Redis. It is looked for once, when there is no mutex: to ask an
+// error of a client what it wraps is a call of foreign code.
+type trait uint8
+
+const (
+	full        trait = 1 + iota // Redis has refused the script, which has changed nothing
+	closedDown                   // the client has been closed
+	unavailable                  // the client had no free connection
+)
+
+func redisError(cause error) error {
+	c := caused{ErrRedis, said(cause), 0}
+	switch {
+	case errors.Is(cause, redis.ErrClosed):
+		c.trait = closedDown
+	case errors.Is(cause, redis.ErrPoolTimeout), errors.Is(cause, redis.ErrPoolExhausted):
+		c.trait = unavailable
+	}
+	return c
+}
+
+// has reports whether err is an error of Redis with that trait.
+func has(err error, t trait) bool {
+	var c caused
+	return errors.As(err, &c) && c.trait == t
+}
 
 // A saying is a foreign error whose text has been read, which is a call of foreign
 // code: the text may be made part of another one's under a mutex.
@@ -81,9 +111,9 @@ func (s saying) Unwrap() error { return s.error }
 func scriptError(cause error) error {
 	switch text := cause.Error(); {
 	case strings.Contains(text, "WRONGTYPE"):
-		return caused{ErrNotLock, said(cause)}
+		return caused{ErrNotLock, said(cause), 0}
 	case strings.Contains(text, "OOM command not allowed"):
-		return redisError(fmt.Errorf("redis is full: it has reached maxmemory and evicts nothing: %w", cause))
+		return caused{ErrRedis, fmt.Errorf("redis is full: it has reached maxmemory and evicts nothing: %w", said(cause)), full}
 	}
 	return redisError(cause)
 }
@@ -97,7 +127,7 @@ func notLock(r reply) error {
 // doing says which call on which key failed with err, of Redis.
 func doing(call, key string, err error) error {
 	if e, ok := err.(caused); ok {
-		return caused{e.kind, fmt.Errorf("%s %q: %w", call, key, e.cause)}
+		return caused{e.kind, fmt.Errorf("%s %q: %w", call, key, e.cause), e.trait}
 	}
 	return fmt.Errorf("redismutex: %s %q: %w", call, key, err)
 }

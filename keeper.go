@@ -242,7 +242,7 @@ func (k *keeper) wake() {
 		s.ready = true
 		heap.Push(&k.ready, s)
 	}
-	more := k.senders.start(start, len(k.ready.stakes))
+	more := k.senders.start(start, len(k.ready.stakes), k.maxSenders())
 	k.armed = 0
 	k.arm()
 	k.mu.Unlock()
@@ -277,7 +277,7 @@ const (
 	// is sent, is not spent in a long one.
 	batch = 500
 
-	// maxSenders is how many pipelines are under way at a time.
+	// maxSenders is how many pipelines are under way at a time, where the client has as many connections.
 	maxSenders = 4
 )
 
@@ -289,14 +289,8 @@ type senders map[*sender]struct{}
 type sender struct{ hangs instant }
 
 // start returns the senders to be started for so many that are ready.
-func (ss *senders) start(t instant, ready int) (more []*sender) {
-	working := 0
-	for c := range *ss {
-		if c.hangs > t {
-			working++
-		}
-	}
-	for ; working < maxSenders && ready > 0; working++ {
+func (ss *senders) start(t instant, ready, most int) (more []*sender) {
+	for working := ss.working(t); working < most && ready > 0; working++ {
 		if *ss == nil {
 			*ss = senders{}
 		}
@@ -307,6 +301,18 @@ func (ss *senders) start(t instant, ready int) (more []*sender) {
 	}
 	return more
 }
+
+// working is how many of them do not hang.
+func (ss senders) working(t instant) (n int) {
+	for c := range ss {
+		if c.hangs > t {
+			n++
+		}
+	}
+	return n
+}
+
+func (k *keeper) maxSenders() int { return min(maxSenders, k.ep.limiter.calls) }
 
 // free is when the next of them is to be taken for one that hangs.
 func (ss senders) free() instant {
@@ -333,7 +339,11 @@ func (k *keeper) send(self *sender) {
 		start := now()
 		k.call(due)
 		k.mu.Lock()
-		k.took += (time.Duration(now()-start) - k.took) / 4
+		took := time.Duration(now() - start)
+		if k.took == 0 {
+			k.took = took
+		}
+		k.took += (took - k.took) / 4
 		k.mu.Unlock()
 	}
 }
@@ -344,6 +354,11 @@ func (k *keeper) take(self *sender) (due []*stake, behind error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	start := now()
+	self.hangs = always
+	if k.senders.working(start) >= k.maxSenders() { // others have come in its place, as it seemed to hang
+		delete(k.senders, self)
+		return nil, nil
+	}
 	self.hangs = never
 	for len(due) < batch && len(k.ready.stakes) > 0 {
 		s := k.ready.stakes[0]
@@ -354,6 +369,9 @@ func (k *keeper) take(self *sender) (due []*stake, behind error) {
 				len(k.ready.stakes), time.Duration(s.until()-start).Round(time.Millisecond), ttl, s.Key())
 		}
 		k.drop(s)
+		if s.role == leaving && s.until() <= start {
+			continue // it has ended by itself
+		}
 		if len(k.ready.stakes) >= batch && s.until() < start.add(min(k.took, 2*s.hold.m.retry())) {
 			// The answer would come too late, and others are to be renewed that it would not.
 			s.due, s.exact = never, true
@@ -558,7 +576,13 @@ type byNext struct{ stakes }
 
 func (h byNext) Less(i, j int) bool { return h.stakes[i].next() < h.stakes[j].next() }
 
-// byEnd has those first whose time is over first.
+// byEnd has those first whose lease ends first, and those last that are to leave: their leases end without that.
 type byEnd struct{ stakes }
 
-func (h byEnd) Less(i, j int) bool { return h.stakes[i].until() < h.stakes[j].until() }
+func (h byEnd) Less(i, j int) bool {
+	a, b := h.stakes[i], h.stakes[j]
+	if (a.role == leaving) != (b.role == leaving) {
+		return b.role == leaving
+	}
+	return a.until() < b.until()
+}

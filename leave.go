@@ -182,7 +182,7 @@ func (t *tally) err(ctx context.Context, h *hold, call, done string) error {
 		}
 		why := v.err
 		if bars := errors.Is(why, ErrNotLock); bars && failed > 0 && !mostBar || !bars && mostBar {
-			why = caused{errNode, why} // the error matches one kind
+			why = caused{errNode, why, 0} // the error matches one kind
 		}
 		format += "; %s: %w"
 		args = append(args, v.stake.named(), why)

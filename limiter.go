@@ -12,6 +12,7 @@ import (
 // in time. Acquires take a place among the acquires, and then, as releases do, one among all calls: so a release waits
 // behind other releases, but never behind a crowd of acquires. Renewals do not pass here.
 type limiter struct {
+	calls            int // how many there may be
 	acquire, release place
 }
 
@@ -25,7 +26,7 @@ func newLimiter(rc redis.Scripter) limiter {
 	if n > 2 {
 		acquires-- // one connection is left to releases and renewals
 	}
-	return limiter{place{semaphore.NewWeighted(int64(acquires)), calls}, place{calls}}
+	return limiter{n, place{semaphore.NewWeighted(int64(acquires)), calls}, place{calls}}
 }
 
 // connections is how many calls rc has under way at a time before further ones wait.

@@ -104,7 +104,7 @@ func (h *hold) hear(s *stake, r reply, start instant, err error) {
 		if time.Duration(now()-start) < h.m.nodeTimeout {
 			s.node().health.markUp()
 		}
-	case errors.Is(err, ErrNotLock), errors.Is(err, redis.ErrPoolTimeout), err == errInterrupted:
+	case errors.Is(err, ErrNotLock), has(err, full), has(err, unavailable), err == errInterrupted:
 	case s.node().health.markDown(err):
 		h.m.log().error("a node fails, and is tried again in the background", fmt.Errorf("redismutex: %s: %w", s.named(), err))
 	}
@@ -156,9 +156,9 @@ func (h *hold) nodes(what string, say func(*stake) bool) error {
 		}
 		switch e := (caused{}); {
 		case errors.As(why, &e) && e.kind == ErrRedis && (foreign || answered >= majority):
-			why = caused{errNode, e.cause}
+			why = caused{errNode, e.cause, 0}
 		case errors.Is(why, ErrNotLock) && !foreign, why == ErrLock && foreign:
-			why = caused{errNode, why}
+			why = caused{errNode, why, 0}
 		}
 		format += "; %s: %w"
 		args = append(args, s.named(), why)

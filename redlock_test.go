@@ -467,7 +467,7 @@ func TestEnterThatWasGivenUpIsRefused(t *testing.T) {
 // Whoever unlocks before all nodes have answered leaves those too.
 func TestUnlockReachesNodesThatAnswerLate(t *testing.T) {
 	onNodes(t, 3, func(ns *nodes) {
-		ns.links[1].SetDelay(40 * time.Millisecond)
+		ns.links[1].SetDelay(20 * time.Millisecond)
 		m := ns.mutex()
 		for range 3 {
 			start := time.Now()
