@@ -530,7 +530,7 @@ func (s *stake) schedule(start instant, r reply) {
 			sooner(t.add(s.longer(m.ttl / 2)))
 		}
 	default:
-		sooner(t.add(time.Duration(r.value+1) * time.Millisecond))
+		sooner(t.add(time.Duration(min(r.value, MaxTTL.Milliseconds())+1) * time.Millisecond))
 		if s.node().pushed() {
 			s.pause = 0
 		} else {

@@ -467,8 +467,9 @@ func TestEnterThatWasGivenUpIsRefused(t *testing.T) {
 // Whoever unlocks before all nodes have answered leaves those too.
 func TestUnlockReachesNodesThatAnswerLate(t *testing.T) {
 	onNodes(t, 3, func(ns *nodes) {
-		ns.links[1].SetDelay(20 * time.Millisecond)
-		m := ns.mutex()
+		connected := func(_ int, rc *redis.Client) { rc.Ping(ns.Context()) }
+		m := NewRedlock(ns.process(connected), "x") // a greeting would take it longer than the node time-out
+		ns.links[1].SetDelay(40 * time.Millisecond)
 		for range 3 {
 			start := time.Now()
 			l := ns.lock(m, true)
