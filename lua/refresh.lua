@@ -22,12 +22,12 @@ end
 
 -- A waiter or a reader that holds, where nothing is to be handed on: no lease has ended,
 -- and a writer holds, or nobody waits, or a writer waits for readers. The keys that are
--- written are ours. Of a quorum only a reader for which nobody waits: nothing is to be
--- said of the queue.
+-- written are ours. Of a quorum a reader that holds takes this path only if nobody waits: the
+-- reply would have to tell who waits before it.
 local held, score = redis.call('TYPE', KEYS[1]).ok, ARGV[4]
 if (held == 'string' or held == 'set') and redis.call('PTTL', KEYS[1]) >= 0 then
 	local queue, left = redis.call('PTTL', KEYS[2]), redis.call('PTTL', KEYS[3])
-	local place = left >= 0 and queue >= 0 and not score and redis.pcall('ZRANK', KEYS[2], ARGV[3] .. ARGV[1])
+	local place = left >= 0 and queue >= 0 and redis.pcall('ZRANK', KEYS[2], ARGV[3] .. ARGV[1])
 	local waits = type(place) == 'number'
 	if waits or held == 'set' and ARGV[3] == 'r' and left >= 0 and (queue == -2 or queue >= 0 and not score)
 		and redis.call('SISMEMBER', KEYS[1], ARGV[1]) == 1 then
@@ -60,7 +60,12 @@ if (held == 'string' or held == 'set') and redis.call('PTTL', KEYS[1]) >= 0 then
 			else
 				front = now + redis.call('PTTL', KEYS[1])
 			end
-			return -1 - math.max((front or now) - now, 0) -- waiting
+			local wait = math.max((front or now) - now, 0)
+			if not score then
+				return -1 - wait -- waiting
+			end
+			local last = redis.call('ZRANGE', KEYS[2], '-1', '-1', 'WITHSCORES')[2]
+			return {2, wait, 0, '', tonumber(last)}
 		end
 	end
 end
