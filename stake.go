@@ -93,12 +93,12 @@ func (s *stake) enter(ctx context.Context, try bool, place place) (reply, error)
 // not confirm it.
 func (s *stake) leave(ctx context.Context) (reply, error) {
 	ep := s.node()
-	ep.keeper.remove(s)
 	place := ep.limiter.release
 	if err := ep.admit(ctx, place, s.hold.ballot != nil); err != nil {
 		ep.keeper.leave(s)
 		return reply{}, err
 	}
+	ep.keeper.remove(s) // it was renewed until its turn came
 	start := now()
 	s.sent.Store(int64(start))
 	r, err := ep.interruptibly(ctx, s.hold.m.ttl, unlockScript, s.leaveCmd(), place)
