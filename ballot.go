@@ -686,10 +686,11 @@ func (h *hold) lose(why error) news {
 	} else {
 		why = s.because(why)
 	}
-	h.phase, h.cause = lost, caused{ErrLockLost, fmt.Errorf("%q: %w", h.Key(), why), 0}
+	why = caused{ErrLockLost, fmt.Errorf("%q: %w", h.Key(), why), 0}
+	h.phase, h.cause = lost, &why
 	// A renewal whose reply was lost may have kept it on the server.
 	h.partAll()
-	return news{err: h.cause, lost: true}
+	return news{err: why, lost: true}
 }
 
 // because adds to why it is over why it could not be kept.

@@ -31,7 +31,7 @@ type hold struct {
 	one  *Lock // the locks that share it: one, and more
 	more map[*Lock]struct{}
 
-	cause  error         // what ended it, once it is lost
+	cause  *error        // what ended it, once it is lost: few are, so it takes no more than a pointer
 	signal chan struct{} // holds one; nil: nobody sleeps on it
 	stakes []*stake      // one on each node
 	ballot *ballot       // nil with one node
@@ -172,7 +172,7 @@ func (l *Lock) finish(err error) {
 	case errors.Is(err, ErrUnlocked):
 		l.cancel(ErrUnlocked)
 	case errors.Is(err, ErrLockLost):
-		l.cancel(l.hold.cause)
+		l.cancel(*l.hold.cause)
 	}
 }
 
@@ -180,10 +180,10 @@ func (l *Lock) finish(err error) {
 // is added to them, and none is taken away.
 func (h *hold) end() {
 	if h.one != nil {
-		h.one.end(h.cause)
+		h.one.end(*h.cause)
 	}
 	for l := range h.more {
-		l.end(h.cause)
+		l.end(*h.cause)
 	}
 }
 
