@@ -35,15 +35,19 @@ type failure struct {
 // record notes how a call that was sent at that instant has ended. A refusal of the server is an answer, too. That the
 // client had no free connection says nothing about the node.
 func (h *health) record(sent instant, err error) {
-	switch refusal := redis.Error(nil); {
-	case err == nil || errors.As(err, &refusal):
+	if err == nil || isRefusal(err) {
 		latest := h.answered.Load()
 		for int64(sent) > latest && !h.answered.CompareAndSwap(latest, int64(sent)) {
 			latest = h.answered.Load()
 		}
-	case !errors.Is(err, redis.ErrPoolTimeout):
+	} else if !errors.Is(err, redis.ErrPoolTimeout) {
 		h.failure.Store(&failure{sent, now(), err})
 	}
+}
+
+func isRefusal(err error) bool {
+	var refusal redis.Error
+	return errors.As(err, &refusal)
 }
 
 // silentSince returns the error of a call that has ended without an answer since t, unless a later call has been
