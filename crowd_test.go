@@ -142,6 +142,40 @@ func TestRenewalsDoNotWaitBehindACrowd(t *testing.T) {
 	})
 }
 
+// Promise 10: many locks that are unlocked at once wait for their turn for longer than a TTL. They are renewed until
+// then, and none is reported lost.
+func TestUnlocksThatWaitForTheirTurnAreNotLost(t *testing.T) {
+	for _, n := range []int{1, 3} {
+		onNodes(t, n, func(ns *nodes) {
+			m := NewRedlock(ns.slowNodes(), "x")
+			locks := make([]*Lock, 400)
+			for i := range locks {
+				l, err := m.LockContext(ns.Context(), WithKey(fmt.Sprint(i)))
+				if err != nil {
+					t.Fatal(err)
+				}
+				locks[i] = l
+			}
+			for _, l := range ns.links {
+				l.SetDelay(40 * time.Millisecond)
+			}
+			start := time.Now()
+			var all sync.WaitGroup
+			for _, l := range locks {
+				all.Go(func() {
+					if err := l.UnlockContext(context.Background()); err != nil {
+						t.Errorf("%d nodes, after %v: %v", n, time.Since(start), err)
+					}
+				})
+			}
+			all.Wait()
+			if took := time.Since(start); took < DefaultTTL {
+				t.Errorf("it took %v, which is too short to show anything", took)
+			}
+		})
+	}
+}
+
 // Promise 7: Redis comes back empty while many wait. Each of them enters once more, and that is about all that is sent;
 // and the log has a few lines, with the number of the others. Each release that found nothing had all waiters look, so
 // that they were late, released, and looked again, for ever.

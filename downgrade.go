@@ -112,6 +112,7 @@ func (h *hold) askToRead(ctx context.Context, asked []*stake) (t tally) {
 	open, votes := map[*stake]bool{}, make(chan vote, len(asked))
 	for _, s := range asked {
 		open[s] = true
+		s.sent.Store(int64(always)) // that was its acquire
 		s.node().workers.run(func() { votes <- s.toRead(context.Background()) })
 	}
 	t.collect(ctx, h, open, votes)

@@ -77,6 +77,7 @@ func (h *hold) part(s *stake) {
 		s.node().keeper.leave(s)
 		return
 	}
+	s.sent.Store(int64(always)) // that was its acquire
 	s.node().workers.run(func() {
 		r, err := s.leave(context.Background())
 		h.ballot.voting <- s.gone(r, err)

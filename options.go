@@ -80,7 +80,8 @@ func WithDriftFactor(factor float64) MutexOption {
 }
 
 // WithTimeoutFactor sets how long one node of a mutex of [NewRedlock] is waited
-// for, as a part of the TTL: after that time the lock goes on without it. By
+// for, as a part of the TTL: after that time the lock goes on without it, or after
+// twice that time while the node answers other calls. By
 // default it is 0.05 of the TTL, but at most a second. It is never less than 50 ms,
 // which is what a distant node needs, or a quarter of the TTL if that is
 // shorter; and the factor is at most 0.25. A mutex on one Redis refuses it, since it has

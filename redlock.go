@@ -25,9 +25,9 @@ import (
 // usually 3 or 5: 4 survive the loss of no more nodes than 3. All who use the lock
 // have to name the same nodes; the order does not matter.
 //
-// A node that is down, slow, or out of reach is waited for no longer than a time-out
-// (see [WithTimeoutFactor]), and once it is known to be ill not at all: it is tried
-// again in the background, and takes part when it is back.
+// A node that is slow or out of reach is waited for no longer than a time-out (see [WithTimeoutFactor]), which begins
+// when the request is sent. A node that has answered nothing for so long is down: it is not waited for at all, is
+// tried again in the background, and takes part when it is back.
 //
 // An error says how many nodes have granted the lock, and of the others why not;
 // that of the first attempt is returned at once only if a majority fails.

@@ -21,7 +21,7 @@ type stake struct {
 	// for a lease the start of the last call that Redis acknowledged, and the
 	// TTL, less a margin for clocks that do not run alike.
 	limit  atomic.Int64
-	sent   atomic.Int64 // when its last acquire or release was sent; always: none yet
+	sent   atomic.Int64 // when its last acquire, release or downgrade was sent; always: it has not been
 	tried  instant      // when its release was sent before in vain; always: never
 	due    instant      // when to call next
 	place  int32        // in its heap, and 1 more: 0 is in none
