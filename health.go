@@ -40,7 +40,7 @@ func (h *health) record(sent instant, err error) {
 		for int64(sent) > latest && !h.answered.CompareAndSwap(latest, int64(sent)) {
 			latest = h.answered.Load()
 		}
-	} else if !errors.Is(err, redis.ErrPoolTimeout) {
+	} else if !errors.Is(err, redis.ErrPoolTimeout) && !errors.Is(err, redis.ErrPoolExhausted) {
 		h.failure.Store(&failure{sent, now(), err})
 	}
 }
