@@ -118,12 +118,9 @@ var mutants = []mutant{
 	// Crowds.
 	{"a node has room for everybody", "limiter.go", "	const unbounded = 1024 // an AutoPipeliner shares connections among all calls\n",
 		"	const unbounded = 1024 // an AutoPipeliner shares connections among all calls\n	if true {\n		return 1 << 20\n	}\n", sim},
-	{"a release of what is gone has everybody look", "stake.go", "		sent = before\n	default:\n		return\n	}\n	ep.box.Look(s.Key(), sent.time())",
-		"		sent = before\n	default:\n	}\n	ep.box.Look(s.Key(), sent.time())", scenario("TestManyWaitersAreServedSoonAfterAnEmptyRestart")},
 	{"waiters look once for each loss", "internal/mailbox/mailbox.go", "	if b.swept.After(since) || b.stop != nil && !b.hears.Load() {\n		return\n	}\n	if b.lost == nil {",
 		"	for _, w := range b.waiters {\n		go w.Look()\n	}\n	if b.lost == nil {", sim},
 	{"a waiter for a lock on a closed client goes on", "ballot.go", " || has(err, closedDown)", "", sim},
-	{"a waiter that meets foreign data goes on", "ballot.go", "return errors.Is(err, ErrNotLock) || has(err, closedDown)", "return has(err, closedDown)", sim},
 	{"a renewal says that foreign data is no data", "keeper.go", "			why = notLock(r)\n		}\n		s.hold.over", "			why = errGone\n		}\n		s.hold.over", sim},
 }
 
