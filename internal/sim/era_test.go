@@ -132,6 +132,9 @@ func (e *era) run(t *testing.T) {
 	for range 3 {
 		e.spawn(t)
 	}
+	if e.mood == calm || e.mood == tardy {
+		e.workers.Go(func() { e.crowds(t) })
+	}
 	if e.mood == chaos || e.mood == lossy {
 		e.havoc(t)
 	}
@@ -232,10 +235,10 @@ func newNode(t *testing.T, random *rand.Rand, observed bool) *node {
 	n := &node{mini: m, link: faultnet.New(redistest.MiniDial(m)), messages: m.NewSubscriber()}
 	n.ahead = time.Duration(random.Int64N(int64(time.Hour)))
 	rc.Ping(t.Context()) // there is no server before the first connection
-	m.Server().SetPreHook(func(_ *server.Peer, command string, _ ...string) bool {
+	m.Server().SetPreHook(func(_ *server.Peer, command string, args ...string) bool {
 		if command == "EVALSHA" || command == "EVAL" { // of a script's own commands it would wait for itself
 			n.tick()
-			if observed {
+			if observed && !strings.HasPrefix(args[2], crowdPrefix) {
 				n.look()
 			}
 		}
@@ -334,37 +337,46 @@ func (e *era) spawn(t *testing.T) {
 	random := e.draw(10 * e.names)
 	e.mu.Unlock()
 	p.ctx, p.cancel = context.WithCancel(context.Background())
-	// Into a hole a dial fails at once, and a greeting takes no time. go-redis does both under a mutex that the end of
-	// a subscription waits for, and in a bubble no time passes while anybody waits for a mutex.
 	timeout := time.Duration(1+random.IntN(3)) * time.Second
 	retries := random.IntN(4) - 1
 	for i, n := range e.nodes {
 		link := faultnet.New(n.link.Dial)
 		link.SetDelay(time.Duration(random.Int64N(int64(distance))))
 		p.links = append(p.links, link)
-		rc := redistest.MiniClient(t, n.mini, func(o *redis.Options) {
-			o.Addr = fmt.Sprintf("10.0.0.%d:6379", i+1)
-			o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
-				ctx, cancel := context.WithTimeout(ctx, 0)
-				defer cancel()
-				c, err := link.Dial(ctx, network, addr)
-				if err != nil {
-					return nil, err
-				}
-				return &prompt{socket: c.(socket)}, nil
-			}
-			o.DisableIdentity = true
-			o.DialerRetries = 1
+		rc := e.client(t, i, link, func(o *redis.Options) {
 			o.ReadTimeout = timeout
 			o.MaxRetries = retries
 		})
 		p.nodes = append(p.nodes, rc)
-		e.clients = append(e.clients, rc)
 	}
 	for i := range 2 {
 		w := &worker{process: p, name: fmt.Sprintf("%s.%d", p.name, i+1), random: e.draw(10*e.names + i + 1)}
 		e.workers.Go(w.run)
 	}
+}
+
+// client makes a client of a node on that link.
+func (e *era) client(t *testing.T, i int, link *faultnet.Link, mutate func(*redis.Options)) *redis.Client {
+	rc := redistest.MiniClient(t, e.nodes[i].mini, func(o *redis.Options) {
+		o.Addr = fmt.Sprintf("10.0.0.%d:6379", i+1)
+		// Into a hole a dial fails at once, and a greeting takes no time. go-redis does both under a mutex that the end
+		// of a subscription waits for, and in a bubble no time passes while anybody waits for a mutex.
+		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			ctx, cancel := context.WithTimeout(ctx, 0)
+			defer cancel()
+			c, err := link.Dial(ctx, network, addr)
+			if err != nil {
+				return nil, err
+			}
+			return &prompt{socket: c.(socket)}, nil
+		}
+		o.DisableIdentity = true
+		o.DialerRetries = 1
+	}, mutate)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.clients = append(e.clients, rc)
+	return rc
 }
 
 // A prompt connection answers HELLO by itself: such a command is not known.
