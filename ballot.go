@@ -50,8 +50,9 @@ func (h *hold) ask(ctx context.Context) error {
 	if waited && requests.Acquire(ctx, 1) != nil {
 		return ended(ctx, h.Key())
 	}
-	for _, s := range h.stakes {
-		if s.node().health.down() == nil {
+	down := make([]error, len(h.stakes))
+	for i, s := range h.stakes {
+		if down[i] = s.node().health.down(); down[i] == nil {
 			up++
 		}
 	}
@@ -60,18 +61,17 @@ func (h *hold) ask(ctx context.Context) error {
 	if waited && up < majority {
 		// Those who went before have found it out.
 		requests.Release(1)
-		for _, s := range h.stakes {
-			s.why = s.node().health.down()
+		for i, s := range h.stakes {
+			s.why = down[i]
 		}
 		h.phase = given
 		return fmt.Errorf("redismutex: lock %q: %w", h.Key(), h.nodes("grant it", h.counts))
 	}
 	h.ballot.unanswered.Store(int32(majority))
-	for _, s := range h.stakes {
+	for i, s := range h.stakes {
 		// A node that is down is left out, unless nothing can be decided
 		// without it.
-		down := s.node().health.down()
-		if down == nil || up < majority {
+		if down[i] == nil || up < majority {
 			s.node().workers.run(func() {
 				h.enter(context.Background(), s)
 				if h.ballot.unanswered.Add(-1) == 0 {
@@ -80,7 +80,7 @@ func (h *hold) ask(ctx context.Context) error {
 			})
 			continue
 		}
-		s.why = down
+		s.why = down[i]
 		s.probe()
 		if !h.try {
 			s.node().keeper.watch(s, now().add(retryAfter))

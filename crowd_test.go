@@ -12,6 +12,7 @@ import (
 	"log/slog"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -106,6 +107,48 @@ func TestCrowdOnADeadQuorumIsToldAtOnce(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Promise 10: an error of one call says nothing of the next: only the caller of that one is told.
+func TestErrorOfOneCallIsNobodyElses(t *testing.T) {
+	inBubble(t, func(w *world) {
+		rc, fails := w.client(nil, func(o *redis.Options) { o.PoolSize, o.PoolTimeout = 1, time.Hour }), &failOnce{}
+		m := NewMutex(rc, "x")
+		w.unlock(w.lock(m, true))
+		rc.AddHook(fails)
+		var errs atomic.Int64
+		var all sync.WaitGroup
+		for i := range 100 {
+			all.Go(func() {
+				l, err := m.LockContext(context.Background(), WithKey(fmt.Sprint(i)))
+				if err != nil {
+					errs.Add(1)
+					return
+				}
+				w.unlock(l)
+			})
+		}
+		all.Wait()
+		if n := errs.Load(); n != 1 {
+			t.Errorf("%d callers got an error, want 1", n)
+		}
+	})
+}
+
+// failOnce is a hook that refuses one call.
+type failOnce struct{ failed atomic.Bool }
+
+func (f *failOnce) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (f *failOnce) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if cmd.Name() == "evalsha" && !f.failed.Swap(true) {
+			return errors.New("refused by a hook")
+		}
+		return next(ctx, cmd)
+	}
+}
+func (f *failOnce) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
 }
 
 // Promise 2: renewals do not wait behind a crowd that acquires, or that releases.

@@ -48,6 +48,7 @@ type endpoint struct {
 	workers workers
 	limiter limiter
 	health  health
+	sharded bool // its calls go to several servers
 
 	// For locks over several nodes:
 	addr     string              // "" if rc does not say
@@ -115,6 +116,7 @@ func newEndpoint(rc redis.Scripter) *endpoint {
 	ep.keeper.ep = ep
 	ep.workers = make(workers)
 	ep.limiter = newLimiter(rc)
+	ep.sharded = isSharded(rc)
 	ep.requests = semaphore.NewWeighted(int64(connections(rc)))
 	ep.health.answered.Store(int64(always))
 	return ep

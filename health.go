@@ -3,6 +3,7 @@ package redismutex
 import (
 	"context"
 	"errors"
+	"net"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -32,17 +33,31 @@ type failure struct {
 	err         error
 }
 
-// record notes how a call that was sent at that instant has ended. A refusal of the server is an answer, too. That the
-// client had no free connection says nothing about the node.
+// record notes how a call that was sent at that instant has ended. A refusal of the server is an answer, too. That a
+// node does not answer is known from a time-out and from a failed dial: a connection that broke says nothing of the next
+// one, and neither does a client that had none to spare.
 func (h *health) record(sent instant, err error) {
 	if err == nil || isRefusal(err) {
 		latest := h.answered.Load()
 		for int64(sent) > latest && !h.answered.CompareAndSwap(latest, int64(sent)) {
 			latest = h.answered.Load()
 		}
-	} else if !errors.Is(err, redis.ErrPoolTimeout) && !errors.Is(err, redis.ErrPoolExhausted) {
+	} else if isSilence(err) {
 		h.failure.Store(&failure{sent, now(), err})
 	}
+}
+
+// isSilence reports whether err is a time-out or a failed dial.
+func isSilence(err error) bool {
+	var dial *net.OpError
+	var timeout net.Error
+	switch {
+	case errors.Is(err, redis.ErrPoolTimeout):
+		return false
+	case errors.As(err, &dial) && dial.Op == "dial":
+		return true
+	}
+	return errors.As(err, &timeout) && timeout.Timeout()
 }
 
 func isRefusal(err error) bool {

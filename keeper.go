@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"time"
 )
@@ -329,12 +330,18 @@ func (ss senders) free() instant {
 // send calls for what is ready, a batch at a time, until nothing is.
 func (k *keeper) send(self *sender) {
 	for {
-		due, behind := k.take(self)
+		due, hung, behind := k.take(self)
 		if behind != nil {
-			due[0].hold.m.log().error("renewals fall behind, and locks may be lost", behind)
+			slices.Concat(due, hung)[0].hold.m.log().error("renewals fall behind, and locks may be lost", behind)
 		}
-		if len(due) == 0 {
+		for _, s := range hung {
+			go k.call([]*stake{s})
+		}
+		switch {
+		case len(due)+len(hung) == 0:
 			return
+		case len(due) == 0:
+			continue
 		}
 		start := now()
 		k.call(due)
@@ -350,17 +357,20 @@ func (k *keeper) send(self *sender) {
 
 // take takes a batch of those that are ready, the lease that ends first before the others. It returns an error where that one
 // has waited for so long that it may not be renewed in time.
-func (k *keeper) take(self *sender) (due []*stake, behind error) {
+//
+// Where the client has several servers, those whose last call hangs are returned by themselves. A pipeline is as slow
+// as the slowest of its servers: each of them gets a call of its own, so that those on the other servers are in time.
+func (k *keeper) take(self *sender) (due, hung []*stake, behind error) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	start := now()
 	self.hangs = always
 	if k.senders.working(start) >= k.maxSenders() { // others have come in its place, as it seemed to hang
 		delete(k.senders, self)
-		return nil, nil
+		return nil, nil, nil
 	}
 	self.hangs = never
-	for len(due) < batch && len(k.ready.stakes) > 0 {
+	for len(due)+len(hung) < batch && len(k.ready.stakes) > 0 {
 		s := k.ready.stakes[0]
 		ttl := s.hold.m.ttl
 		if behind == nil && s.role != leaving && !s.raises && s.due.add(ttl/8) < start && s.until() < start.add(ttl/4) {
@@ -383,13 +393,18 @@ func (k *keeper) take(self *sender) (due []*stake, behind error) {
 		self.hangs = min(self.hangs, again)
 		s.due, s.exact = again, true
 		heap.Push(&k.later, s)
+		if s.called && k.ep.sharded {
+			hung = append(hung, s)
+			continue
+		}
+		s.called = true
 		due = append(due, s)
 	}
-	if len(due) == 0 {
+	if len(due)+len(hung) == 0 {
 		delete(k.senders, self)
 	}
 	k.arm()
-	return due, behind
+	return due, hung, behind
 }
 
 // call calls for stakes, each of them to be kept or to leave.
@@ -454,6 +469,7 @@ func (k *keeper) answer(c *call, start instant) {
 	k.ep.note(r, s.hold.m.log())
 	k.ep.box.Deliver(r.grants)
 	k.mu.Lock()
+	s.called = false
 	if s.place == 0 || s.role == watching || (s.role == leaving) != (c.script == unlockScript) {
 		k.mu.Unlock()
 		return // it has ended, or been unlocked, meanwhile

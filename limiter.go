@@ -35,13 +35,23 @@ func connections(rc redis.Scripter) int {
 	switch rc := rc.(type) {
 	case interface{ Options() *redis.Options }:
 		return poolSize(rc.Options().PoolSize, rc.Options().MaxActiveConns)
-	// These two have a pool for each of their servers, and the calls spread over them.
+	// These two have a pool for each of their shards. A bound that suits one of them would let callers of a shard that
+	// does not answer keep out those of the others.
 	case interface{ Options() *redis.ClusterOptions }:
-		return 2 * poolSize(rc.Options().PoolSize, rc.Options().MaxActiveConns)
+		return min(8*poolSize(rc.Options().PoolSize, rc.Options().MaxActiveConns), unbounded)
 	case interface{ Options() *redis.RingOptions }:
-		return 2 * poolSize(rc.Options().PoolSize, rc.Options().MaxActiveConns)
+		return min(8*poolSize(rc.Options().PoolSize, rc.Options().MaxActiveConns), unbounded)
 	}
 	return unbounded
+}
+
+// isSharded reports whether the calls of rc go to several servers, of which one may not answer while the others do.
+func isSharded(rc redis.Scripter) bool {
+	switch rc.(type) {
+	case interface{ Options() *redis.ClusterOptions }, interface{ Options() *redis.RingOptions }:
+		return true
+	}
+	return false
 }
 
 func poolSize(size, maxActive int) int {
@@ -84,7 +94,7 @@ func (ep *endpoint) await(ctx context.Context, part *semaphore.Weighted, several
 		}
 		return context.Cause(wait)
 	}
-	if err := ep.health.silentSince(asked); err != nil {
+	if err := ep.health.silentSince(asked); err != nil && !ep.sharded {
 		part.Release(1)
 		return redisError(err)
 	}

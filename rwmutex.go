@@ -49,6 +49,8 @@ type RWMutex struct {
 // one, and one with a "}" must have a hash tag: other keys are formed from it,
 // which have to be in the same slot of a cluster.
 //
+// A hook of rc must not lock by way of rc: with all connections in use it would wait for the call that it is part of.
+//
 // What is wrong with the arguments, every call that locks says.
 func NewMutex(rc redis.Scripter, name string, opt ...MutexOption) *RWMutex {
 	m := newMutex(name, opt)

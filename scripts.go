@@ -208,13 +208,21 @@ func (ep *endpoint) interruptibly(ctx context.Context, ttl time.Duration, s *scr
 	})
 	select {
 	case a := <-answers:
-		if a.err != nil && ctx.Err() != nil {
+		if a.err != nil && hasEnded(ctx) {
+			<-ctx.Done()
 			return reply{}, errInterrupted
 		}
 		return a.reply, a.err
 	case <-ctx.Done():
 		return reply{}, errInterrupted
 	}
+}
+
+// hasEnded reports whether ctx has ended. A client that gives its deadline to the socket may be told by that a moment
+// before the context's own timer fires.
+func hasEnded(ctx context.Context) bool {
+	deadline, ok := ctx.Deadline()
+	return ctx.Err() != nil || ok && !time.Now().Before(deadline)
 }
 
 // run calls a script, and repeats the call while the reply says that there is more
@@ -297,7 +305,7 @@ func (ep *endpoint) pipelined(ctx context.Context, calls []*call) (unknown []*ca
 		}
 		c.reply, c.err = c.script.parse(sent[i])
 	}
-	if last := sent[len(sent)-1].Err(); last == nil || ctx.Err() == nil {
+	if last := sent[len(sent)-1].Err(); last == nil || !hasEnded(ctx) {
 		ep.health.record(start, last)
 	}
 	return unknown
@@ -323,7 +331,7 @@ func (s *script) inFull(c cmd) cmd {
 func (ep *endpoint) send(ctx context.Context, c cmd) *redis.Cmd {
 	start := now()
 	sent := ep.do(ctx, c)
-	if err := sent.Err(); err == nil || ctx.Err() == nil {
+	if err := sent.Err(); err == nil || !hasEnded(ctx) {
 		ep.health.record(start, err)
 	}
 	return sent

@@ -26,6 +26,7 @@ type stake struct {
 	due    instant      // when to call next
 	place  int32        // in its heap, and 1 more: 0 is in none
 	ready  bool         // it is in the heap of those that are ready
+	called bool         // a call is under way
 	role   role
 	exact  bool // not a moment before due
 	acked  bool // the node has acknowledged it

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"strings"
 	"testing"
 	"time"
@@ -390,4 +391,44 @@ func waits(t *testing.T, c *redistest.ClusterServers, name string) int {
 		n += int(rc.ZCard(t.Context(), k).Val())
 	}
 	return n
+}
+
+// Promise 2: a master that does not answer takes no locks with it that are on the others, although renewals share a
+// pipeline.
+func TestClusterMasterThatHangsLosesOnlyItsOwnLocks(t *testing.T) {
+	t.Parallel()
+	c := redistest.Cluster(t, 3)
+	for _, n := range c.Nodes() {
+		if err := n.Client(t).ConfigSet(t.Context(), "cluster-require-full-coverage", "no").Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rc := c.Client(t)
+	m := redismutex.NewMutex(rc, key, redismutex.WithLogger(slog.New(slog.DiscardHandler)))
+	var own, others []*redismutex.Lock
+	for i := range 60 {
+		l := lock(t, func(ctx context.Context, _ ...redismutex.LockOption) (*redismutex.Lock, error) {
+			return m.LockContext(ctx, redismutex.WithKey(fmt.Sprint(i)))
+		})
+		if c.Owner(int(rc.ClusterKeySlot(t.Context(), l.Key()).Val())) == 0 {
+			own = append(own, l)
+		} else {
+			others = append(others, l)
+		}
+	}
+	c.Nodes()[0].Freeze()
+	defer c.Nodes()[0].Thaw()
+	for _, l := range own {
+		select {
+		case <-l.Done():
+		case <-time.After(patience):
+			t.Fatal("a lock on the master that hangs is not lost")
+		}
+	}
+	time.Sleep(redismutex.DefaultTTL) // and so would others be by now
+	for _, l := range others {
+		if l.Err() != nil {
+			t.Errorf("a lock on another master is lost: %v", context.Cause(l))
+		}
+	}
 }
