@@ -41,7 +41,7 @@ func (ns *nodes) slowNodes() (clients []redis.Scripter) {
 // renewals and releases go before acquires. 500 goroutines that asked three healthy nodes for a free key each got
 // errors of Redis, and took the locks that were held with them.
 func TestCrowdOnAQuorumFailsNobody(t *testing.T) {
-	for _, keys := range []int{1, 400} {
+	for _, keys := range []int{1, 200} {
 		onNodes(t, 3, func(ns *nodes) {
 			var log lockedBuffer
 			m := NewRedlock(ns.slowNodes(), "x", WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
@@ -57,7 +57,7 @@ func TestCrowdOnAQuorumFailsNobody(t *testing.T) {
 				l.SetDelay(10 * time.Millisecond)
 			}
 			var all sync.WaitGroup
-			for i := range 400 {
+			for i := range 200 {
 				all.Go(func() {
 					l, err := m.LockContext(context.Background(), WithKey(fmt.Sprint(i%keys)))
 					if err != nil {
@@ -165,7 +165,7 @@ func TestRenewalsDoNotWaitBehindACrowd(t *testing.T) {
 		}
 		w.link.SetDelay(20 * time.Millisecond)
 		var all sync.WaitGroup
-		for i := range 1000 {
+		for i := range 600 {
 			all.Go(func() {
 				l, err := m.LockContext(context.Background(), WithKey(fmt.Sprint(i)))
 				if err != nil {
@@ -223,7 +223,7 @@ func TestUnlocksThatWaitForTheirTurnAreNotLost(t *testing.T) {
 // and the log has a few lines, with the number of the others. Each release that found nothing had all waiters look, so
 // that they were late, released, and looked again, for ever.
 func TestManyWaitersAreServedSoonAfterAnEmptyRestart(t *testing.T) {
-	const many = 1000
+	const many = 300
 	for _, keys := range []int{1, many} {
 		inBubble(t, func(w *world) {
 			var log lockedBuffer
