@@ -305,6 +305,9 @@ func TestWaitersAreToldOfForeignData(t *testing.T) {
 				}
 			}
 			ns.matches(context.Cause(holder), ErrLockLost)
+			if cause := context.Cause(holder); !strings.Contains(cause.Error(), ErrNotLock.Error()) {
+				t.Errorf("%d nodes: %q does not tell of the data", n, cause)
+			}
 		})
 	}
 }

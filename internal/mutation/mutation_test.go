@@ -116,12 +116,8 @@ var mutants = []mutant{
 	{"the first unlock frees the hold", "hold.go", "	last = h.one == nil && len(h.more) == 0\n", "	last = true\n", sim},
 
 	// Crowds.
-	{"a node has room for everybody", "limiter.go", "	const unbounded = 1024 // an AutoPipeliner shares connections among all calls\n",
-		"	const unbounded = 1024 // an AutoPipeliner shares connections among all calls\n	if true {\n		return 1 << 20\n	}\n", sim},
-	{"waiters look once for each loss", "internal/mailbox/mailbox.go", "	if b.swept.After(since) || b.stop != nil && !b.hears.Load() {\n		return\n	}\n	if b.lost == nil {",
-		"	for _, w := range b.waiters {\n		go w.Look()\n	}\n	if b.lost == nil {", sim},
-	{"a waiter for a lock on a closed client goes on", "ballot.go", " || has(err, closedDown)", "", sim},
-	{"a renewal says that foreign data is no data", "keeper.go", "			why = notLock(r)\n		}\n		s.hold.over", "			why = errGone\n		}\n		s.hold.over", sim},
+	{"a waiter for a lock on a closed client goes on", "ballot.go", " || has(err, closedDown)", "", scenario("TestWaiterOnAClosedClientIsTold")},
+	{"a renewal says that foreign data is no data", "keeper.go", "			why = notLock(r)\n		}\n		s.hold.over", "			why = errGone\n		}\n		s.hold.over", scenario("TestWaitersAreToldOfForeignData")},
 }
 
 func TestEveryMutantIsCaught(t *testing.T) {
