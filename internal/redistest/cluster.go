@@ -90,13 +90,16 @@ func (c *ClusterServers) AddReplica(tb testing.TB, of int) *Server {
 	eventually(tb, "the replica knows its master", func() bool {
 		return n.admin.ClusterReplicate(ctx, master.id).Err() == nil
 	})
-	eventually(tb, "it follows, and all who vote know it", func() bool {
+	// A replica that does not know the other masters when its own dies can ask nobody for a vote.
+	eventually(tb, "it follows, and the masters and it know each other", func() bool {
+		known := n.admin.ClusterNodes(ctx).Val()
 		for _, m := range c.nodes {
-			if !strings.Contains(m.admin.ClusterNodes(ctx).Val(), n.id) {
+			if !strings.Contains(known, m.id) || !strings.Contains(m.admin.ClusterNodes(ctx).Val(), n.id) {
 				return false
 			}
 		}
-		return fields(n.admin.Info(ctx, "replication").Val())["master_link_status"] == "up"
+		return fields(n.admin.Info(ctx, "replication").Val())["master_link_status"] == "up" &&
+			fields(n.admin.ClusterInfo(ctx).Val())["cluster_state"] == "ok" && !strings.Contains(known, "handshake")
 	})
 	return s
 }
