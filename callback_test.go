@@ -127,7 +127,7 @@ type latecomer struct {
 
 func (l latecomer) ask(what string) {
 	if l.asked(what) {
-		l.hold.until.Store(int64(now()))
+		endTrust(l.Lock)
 	}
 }
 
@@ -456,19 +456,19 @@ func TestForeignCodeMayCallTheLibrary(t *testing.T) {
 					func(*Lock) { ns.cutOff() },
 					func(l *Lock) {
 						for l.ctx.Err() == nil { // a renewal under way may have been faster
-							l.hold.until.Store(int64(now()))
+							endTrust(l)
 							ask(in(context.Background()), me).Unlock()
 						}
 					},
 					func(l *Lock) {
 						for l.ctx.Err() == nil {
-							l.hold.until.Store(int64(now()))
+							endTrust(l)
 							_ = l.Err()
 						}
 					},
 					func(*Lock) {
-						// Not at the instant of any call: what is lost and had again in one
-						// instant of virtual time, nobody has seen to be lost.
+						// Not at the clock.Instant of any call: what is lost and had again in one
+						// clock.Instant of virtual time, nobody has seen to be lost.
 						time.Sleep(DefaultTTL / 8)
 						for _, m := range ns.minis {
 							m.FlushAll()

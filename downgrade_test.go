@@ -14,6 +14,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redismutex/redismutex/internal/faultnet"
+	"github.com/redismutex/redismutex/internal/script"
 )
 
 func (w *world) downgrade(l *Lock) {
@@ -24,7 +25,7 @@ func (w *world) downgrade(l *Lock) {
 }
 
 // digest is what a verb is called by.
-func digest(s *script) string { return s.digest.(string) }
+func digest(s *script.Script) string { return s.Digest() }
 
 // Promises 1, 5 and 6.
 func TestDowngradeLetsReadersInAndNoWriter(t *testing.T) {
@@ -144,7 +145,7 @@ func TestDowngradeIsForOneWriter(t *testing.T) {
 // of the reply does not matter: it is done in the end, and done once.
 func TestDowngradeOutlivesItsReply(t *testing.T) {
 	for name, fail := range map[string]func(l *faultnet.Link){
-		"reply lost": func(l *faultnet.Link) { l.LoseReply(digest(refreshScript), 1); l.Refuse(true) },
+		"reply lost": func(l *faultnet.Link) { l.LoseReply(digest(script.Refresh), 1); l.Refuse(true) },
 		"hole":       func(l *faultnet.Link) { l.Hole(true, false) },
 		"down":       func(l *faultnet.Link) { l.Refuse(true); l.Cut() },
 	} {
@@ -218,7 +219,7 @@ func TestUnlockAfterALostDowngrade(t *testing.T) {
 					link.Refuse(true)
 					link.Cut()
 				} else {
-					link.LoseReply(digest(refreshScript), 1)
+					link.LoseReply(digest(script.Refresh), 1)
 				}
 			}
 			ctx, cancel := context.WithTimeout(ns.Context(), time.Millisecond)
@@ -304,7 +305,7 @@ func TestDowngradeNeedsAMajority(t *testing.T) {
 			if down <= 2 && err != nil || down == 3 && !errors.Is(err, ErrRedis) {
 				ns.Errorf("%d down: %v", down, err)
 			}
-			if took := time.Since(start); took > m.nodeTimeout {
+			if took := time.Since(start); took > m.config.Timeout {
 				ns.Errorf("%d down: it took %v", down, took)
 			}
 			for _, link := range ns.links {

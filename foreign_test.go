@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redismutex/redismutex/internal/script"
 )
 
 var allData = flag.Bool("foreign.all", false, "put all foreign data under the keys in every state (minutes)")
@@ -71,7 +72,7 @@ func TestForeignDataIsLeftAloneByEveryVerb(t *testing.T) {
 			rare = 32 // it takes ten times as long
 		}
 		names := []string{"holder", "intents", "leases", "token"}
-		keys := []string{s.keys.holder, s.keys.intents(), s.keys.leases(), s.keys.token()}
+		keys := []string{s.keys.Name(), s.keys.Intents(), s.keys.Leases(), s.keys.Token()}
 		check := func(i, nth int, d datum) {
 			n := nth
 			everyMove(t, s, func(m move) bool {
@@ -105,17 +106,17 @@ func TestForeignDataIsLeftAloneByEveryVerb(t *testing.T) {
 						t.Errorf("%s at the %s, %s: %s has no TTL", d.what, names[i], m.name, other)
 					}
 				}
-				want := append([]status{}, m.besides[names[i]]...)
+				want := append([]script.Status{}, m.besides[names[i]]...)
 				if len(want) == 0 {
-					want = append(want, foreign)
+					want = append(want, script.Foreign)
 				}
 				switch {
 				case err != nil && (m.verb != "acquire" || !errors.Is(err, ErrNotLock)),
-					err == nil && !slices.Contains(want, r.status),
-					r.status == foreign && r.data != before[key].kind+":"+key:
+					err == nil && !slices.Contains(want, r.Status),
+					r.Status == script.Foreign && r.Data != before[key].kind+":"+key:
 					t.Errorf("%s at the %s, %s: %+v, %v, want %v", d.what, names[i], m.name, r, err, want)
 				}
-				if m.verb == "acquire" && !slices.Contains(want, granted) {
+				if m.verb == "acquire" && !slices.Contains(want, script.Granted) {
 					for other := range after {
 						if !after[other].same(before[other]) {
 							t.Errorf("%s at the %s, %s: %s is %+v", d.what, names[i], m.name, other, after[other])

@@ -15,7 +15,9 @@ import (
 	"testing"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redismutex/redismutex/internal/node"
 	"github.com/redismutex/redismutex/internal/redistest"
+	"github.com/redismutex/redismutex/internal/script"
 )
 
 // fill makes a server full, or no longer full.
@@ -34,16 +36,16 @@ var numbers = regexp.MustCompile(`\d{13,}`)
 // keys are. All else does what it does on any other Redis.
 func TestFullRedisKeepsTheLocksItHas(t *testing.T) {
 	rc := redistest.Start(t).Client(t)
-	keys, err := newKeys("lock")
+	keys, err := script.NewKeys("lock")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &stage{T: t, rc: rc, ep: endpointOf(rc), keys: keys}
-	for _, verb := range []*script{lockScript, rlockScript, refreshScript, unlockScript} {
-		rc.ScriptLoad(t.Context(), verb.source.(string))
+	s := &stage{T: t, rc: rc, ep: node.Of(rc), keys: keys}
+	for _, verb := range []*script.Script{script.Lock, script.RLock, script.Refresh, script.Unlock} {
+		rc.ScriptLoad(t.Context(), verb.Source())
 	}
 	type outcome struct {
-		status status
+		status script.Status
 		grants string
 		lines  string
 	}
@@ -70,7 +72,7 @@ func TestFullRedisKeepsTheLocksItHas(t *testing.T) {
 			var lines []string
 			for key, line := range after {
 				words := strings.Fields(numbers.ReplaceAllString(strings.Trim(line.words, "[]"), "n"))
-				if key == keys.leases() {
+				if key == keys.Leases() {
 					slices.Sort(words) // their order depends on the clock
 				}
 				lines = append(lines, fmt.Sprint(key, " ", line.kind, words))
@@ -79,7 +81,7 @@ func TestFullRedisKeepsTheLocksItHas(t *testing.T) {
 				}
 			}
 			slices.Sort(lines)
-			replies[i] = append(replies[i], outcome{r.status, numbers.ReplaceAllString(r.grants, "n"), strings.Join(lines, "\n")})
+			replies[i] = append(replies[i], outcome{r.Status, numbers.ReplaceAllString(r.Grants, "n"), strings.Join(lines, "\n")})
 		})
 	}
 	i := 0

@@ -25,6 +25,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
+	"github.com/redismutex/redismutex/internal/acquisition"
+	"github.com/redismutex/redismutex/internal/script"
 )
 
 // slot is the hash slot of a key, by the specification of Redis Cluster.
@@ -57,12 +59,11 @@ func TestSlot(t *testing.T) {
 }
 
 // all are the four keys.
-func (k *keys) all() []string { return []string{k.holder, k.intents(), k.leases(), k.token()} }
+func keyNames(k *script.Keys) []string { return []string{k.Name(), k.Intents(), k.Leases(), k.Token()} }
 
 // keysOf are the keys of a lock, with WithKey unless key is "".
-func keysOf(name, key string) (*keys, error) {
-	m, r := newMutex(name, nil), request{}
-	m.nodes = make([]*endpoint, 1)
+func keysOf(name, key string) (*script.Keys, error) {
+	m, r := NewMutex(redis.NewClient(&redis.Options{}), name), request{}
 	var opt []LockOption
 	if key != "" {
 		opt = append(opt, WithKey(key))
@@ -111,16 +112,13 @@ func FuzzKeysOfALockShareItsSlot(f *testing.F) {
 		if err != nil {
 			t.Fatalf("%q, %q: %v", name, key, err)
 		}
-		all := k.all()
-		if k.holder != full {
-			t.Errorf("%q is locked, want %q", k.holder, full)
+		all := keyNames(k)
+		if k.Name() != full {
+			t.Errorf("%q is locked, want %q", k.Name(), full)
 		}
 		for i, one := range all {
 			if slot(one) != slot(full) || slices.Contains(all[:i], one) {
 				t.Errorf("%q: %q: slot %d, want %d, and no key twice", full, all, slot(one), slot(full))
-			}
-			if k.args[i] != one {
-				t.Errorf("%q: the scripts get %q", all, k.args)
 			}
 		}
 
@@ -130,13 +128,20 @@ func FuzzKeysOfALockShareItsSlot(f *testing.F) {
 			if err != nil || other == full {
 				continue
 			}
-			for _, one := range o.all() {
+			for _, one := range keyNames(o) {
 				if slices.Contains(all, one) {
 					t.Errorf("%q and %q share %q", full, other, one)
 				}
 			}
 		}
 	})
+}
+
+func bit(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 // A tape is what a value is made of, byte by byte; behind its end are zeros.
@@ -212,18 +217,22 @@ func wire(value any) []byte {
 // brief is what prelude.lua says that an integer means: 0 that the id is unknown, 1 what
 // was asked for, more than that a token, and -1 - ms that the id waits. A release grants
 // nothing, so it is never told to wait.
-func (s *script) brief(n int64) reply {
+func brief(s *script.Script, n int64) script.Reply {
+	short := script.Granted
+	if s == script.Unlock {
+		short = script.Released
+	}
 	switch {
 	case n == 0:
-		return reply{status: gone}
+		return script.Reply{Status: script.Gone}
 	case n == 1:
-		return reply{status: s.short}
+		return script.Reply{Status: short}
 	case n > 1:
-		return reply{status: s.short, value: n}
-	case s.short == granted:
-		return reply{status: waiting, value: -1 - n}
+		return script.Reply{Status: short, Value: n}
+	case short == script.Granted:
+		return script.Reply{Status: script.Waiting, Value: -1 - n}
 	}
-	return reply{} // an error
+	return script.Reply{} // an error
 }
 
 // Promise 10: what is no reply of a script is an error of Redis, and what is one
@@ -242,29 +251,29 @@ func FuzzParsedRepliesAreInRange(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		rest := tape(data)
 		value := rest.value(3)
-		for _, s := range []*script{lockScript, rlockScript, refreshScript, unlockScript} {
+		for _, s := range []*script.Script{script.Lock, script.RLock, script.Refresh, script.Unlock} {
 			sent := redis.NewCmd(t.Context())
 			if err, bad := value.(error); bad {
 				sent.SetErr(err)
 			} else {
 				sent.SetVal(value)
 			}
-			r, err := s.parse(sent)
+			r, err := s.Parse(sent)
 			if err != nil {
-				if r != (reply{}) || matches(err, ErrRedis) != "" && matches(err, ErrNotLock) != "" {
+				if r != (script.Reply{}) || matches(err, ErrRedis) != "" && matches(err, ErrNotLock) != "" {
 					t.Errorf("%#v: %+v, %v", value, r, err)
 				}
 				continue
 			}
 			switch {
-			case r.status < granted || r.status > foreign,
-				r.value < 0, r.status == foreign && r.value != 0,
-				r.data != "" && r.status != foreign,
-				r.last < 0 || r.last >= span:
+			case r.Status < script.Granted || r.Status > script.Foreign,
+				r.Value < 0, r.Status == script.Foreign && r.Value != 0,
+				r.Data != "" && r.Status != script.Foreign,
+				r.Last < 0 || r.Last >= 4e15:
 				t.Errorf("%#v: %+v", value, r)
 			}
-			if n, short := value.(int64); short && r != s.brief(n) {
-				t.Errorf("%d: %+v, want %+v", n, r, s.brief(n))
+			if n, short := value.(int64); short && r != brief(s, n) {
+				t.Errorf("%d: %+v, want %+v", n, r, brief(s, n))
 			}
 		}
 	})
@@ -423,12 +432,12 @@ func meet(t *testing.T, how byte, replies [][]byte, message string, granted bool
 		servers[i], clients = s, append(clients, rc)
 	}
 	m := NewRedlock(clients, "x", WithTTL(ttl))
-	if m.ranks != nil {
-		m.ranks = &ranks{clock: time.Now} // no other test is to see what they say
+	if m.config.Ranks != nil {
+		m.config.Ranks = &acquisition.LamportClock{Now: time.Now} // no other test is to see what they say
 	}
 	ask := [2][2]func(context.Context, ...LockOption) (*Lock, error){
 		{m.RLockContext, m.LockContext}, {m.TryRLockContext, m.TryLockContext},
-	}[b2i(how&trying != 0)][b2i(how&writing != 0)]
+	}[bit(how&trying != 0)][bit(how&writing != 0)]
 
 	// bounded has f return in time, with an error that matches one of these, and
 	// no other.

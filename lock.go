@@ -1,91 +1,91 @@
 package redismutex
 
-// This file answers: what do I hold, and when is it gone?
-
 import (
 	"context"
 	"errors"
 	"fmt"
 	"time"
 
-	"github.com/redismutex/redismutex/internal/quorum"
+	"github.com/redismutex/redismutex/internal/acquisition"
+	"github.com/redismutex/redismutex/internal/clock"
+	"github.com/redismutex/redismutex/internal/lockerr"
 )
 
-// A Lock is a lock that has been granted, to write or to read. It is a
-// [context.Context], descended from the one it was acquired with: pass it to
-// whatever the lock protects, and all of that stops when the lock ends.
+// A Lock is a lock that has been granted, for writing or for reading. It is a [context.Context] that descends from the
+// one it was acquired with: pass it to whatever the lock protects, and all of that stops when the lock ends.
 //
-// It renews itself until Unlock, also after the parent context has ended:
-// what cleans up is still protected. It ends, and [context.Cause] says why,
+// It renews itself until Unlock, also after the parent context has ended: code that cleans up is still protected. The
+// lock's context ends, and [context.Cause] returns why,
 //
-//   - by [Lock.Unlock]: [ErrUnlocked];
-//   - when it could not be renewed within its lease, or Redis does not know it
-//     any more: [ErrLockLost];
+//   - with [Lock.Unlock]: [ErrUnlocked];
+//   - when the lock could not be renewed within its lease, or Redis does not know it any more: [ErrLockLost];
 //   - with its parent: the parent's cause.
 //
-// The same key may be locked again within it: see [RWMutex.LockContext].
-// [FromContext] finds it further down.
+// The same key may be locked again within it: see [RWMutex.LockContext]. [FromContext] finds it further down.
 //
-// All methods are safe for concurrent use. A Lock must not be copied, and it
-// must be unlocked: a Lock that is forgotten is renewed for as long as the
-// process lives.
+// All methods are safe for concurrent use. A Lock must not be copied, and it must be unlocked: a Lock that is forgotten
+// is renewed for as long as the process lives.
 type Lock struct {
-	ctx      context.Context
-	cancel   context.CancelCauseFunc
-	hold     *hold
-	owner    *owner // nil: none
-	write    bool   // it was acquired to write
-	unlocked bool   // guarded by the mutex of hold
+	ctx    context.Context
+	cancel context.CancelCauseFunc
+	acq    *acquisition.Acquisition // shared with the locks nested in it
+	owner  *owner                   // nil: none
 }
 
 var _ context.Context = (*Lock)(nil)
 
-// ID is the lock's id: unique, and what Redis knows it by. With several nodes
-// each knows it by an id of its own; this is the one on the first of them, unless
-// that has forgotten it and got another one.
-func (l *Lock) ID() string {
-	if h := l.hold; h.ballot != nil {
-		return h.ballot.id.(string)
+// open makes l a user of its acquisition, nested in outer unless that is nil.
+func (l *Lock) open(r request, outer *Lock) error {
+	// The context is made first, under no mutex: making one calls into its parent.
+	l.ctx, l.cancel = context.WithCancelCause(r.ctx)
+	var in acquisition.User
+	if outer != nil {
+		in = outer
 	}
-	return l.hold.stakes[0].id.(string)
+	if err := l.acq.Join(l, in, r.write); err != nil {
+		l.cancel(err)
+		return err
+	}
+	l.owner.granted(l)
+	return nil
 }
 
-// Key is the Redis key that is locked.
-func (l *Lock) Key() string { return l.hold.Key() }
+// ID returns the lock's id, which is unique and under which Redis knows it. With several nodes each node has an id of its
+// own; this is the one under which the first node knew the lock when it was granted.
+func (l *Lock) ID() string { return l.acq.ID() }
 
-// Token is the fencing token: greater than every token granted on this key
-// before. Whoever is written to under the lock can refuse a token lower than
-// one it has seen, and so a holder that was paused for so long that its lease
-// ended unnoticed. It is 0 for a lock to read, unless that is nested in one to
-// write, or was one before [Lock.Downgrade].
-func (l *Lock) Token() uint64 { return l.hold.token }
+// Key returns the Redis key that is locked.
+func (l *Lock) Key() string { return l.acq.Keys.Name() }
 
-// Until is how long the lock can be trusted if it were not renewed any more.
-// It moves on with each renewal. It counts from the moment before the last
-// successful renewal was sent, less a margin for clocks that do not run alike
-// (see [WithDriftFactor]). With several nodes it is when the trust in so many of
-// them has ended that no majority is left.
-func (l *Lock) Until() time.Time { return instant(l.hold.until.Load()).time() }
+// Token returns the fencing token: it is greater than every token granted on this key before. What is written under the
+// lock can carry it, and a store that refuses a token lower than one it has seen refuses a holder that was paused for so
+// long that its lease ended unnoticed. The token of a read lock is 0, unless the lock is nested in a write lock, or was
+// one before [Lock.Downgrade].
+func (l *Lock) Token() uint64 { return l.acq.Token() }
 
-// Deadline is that of the parent context.
+// Until returns the time at which trust in the lock ends unless it is renewed. It moves on with each renewal. It counts
+// from the moment before the last successful renewal was sent, less a margin for clocks that do not run alike (see
+// [WithDriftFactor]). With several nodes it is the time at which no majority of trusted leases is left.
+func (l *Lock) Until() time.Time { return l.acq.Until().Time() }
+
+// Deadline returns that of the parent context.
 func (l *Lock) Deadline() (deadline time.Time, ok bool) { return l.ctx.Deadline() }
 
-// Done is closed when the lock ends.
+// Done returns a channel that is closed when the lock ends.
 func (l *Lock) Done() <-chan struct{} { return l.ctx.Done() }
 
-// Err is nil until the lock ends, then [context.Canceled], or what the parent
-// context ended with. A process that was paused learns here, before any timer
-// has fired, that its lease is over.
+// Err returns nil until the lock ends, then [context.Canceled], or the error with which the parent context ended. A
+// process that was paused learns here that its lease is over, before any timer has fired.
 func (l *Lock) Err() error {
 	err := l.ctx.Err()
-	if err == nil && l.hold.expired() {
+	if err == nil && l.acq.Until() <= clock.Now() {
 		_ = l.usable()
 		err = l.ctx.Err()
 	}
 	return err
 }
 
-// Value is that of the parent context.
+// Value returns that of the parent context.
 func (l *Lock) Value(key any) any {
 	if key == (lockKey{}) {
 		return l
@@ -93,43 +93,36 @@ func (l *Lock) Value(key any) any {
 	return l.ctx.Value(key)
 }
 
-// Unlock ends the lock and hands it to the next in line. What goes wrong goes
-// to the log: [Lock.UnlockContext] returns it. It works when the parent
-// context has ended, and a second Unlock does no harm.
+// Unlock ends the lock and hands it to the next in line. An error is logged: use [Lock.UnlockContext] to get it. Unlock
+// works after the parent context has ended, and a second Unlock does no harm.
 func (l *Lock) Unlock() {
 	err := l.UnlockContext(context.Background())
 	if err != nil && !errors.Is(err, ErrUnlocked) {
-		l.hold.m.log().error("", err)
+		l.acq.Config.Log.Error("", "", err)
 	}
 }
 
-// UnlockContext is Unlock, and says what became of it:
+// UnlockContext is Unlock and returns what became of the lock:
 //
-//   - nil: the lock was held to the end, and Redis has let go of it; or one that
-//     it is nested with is still held, and Redis is not asked;
+//   - nil: it was held to the end, and Redis has released it; or a lock that it is nested with is still held, and Redis is
+//     not asked;
 //   - [ErrUnlocked]: it had been unlocked before;
-//   - [ErrLockLost]: it was lost before. In doubt it says so, too: where the
-//     reply to the unlock itself was lost and the client sent it again, the
-//     second one finds nothing any more;
-//   - [ErrNotLock]: a key of the lock holds somebody's data by now;
-//   - [ErrRedis], or ctx's error: Redis has not confirmed it. The unlock goes on
-//     in the background until the lease ends, when the lock comes free by
-//     itself.
+//   - [ErrLockLost]: it was lost before. It is also returned when the outcome is unknown: where the reply to the unlock
+//     was lost and the client sent it again, the second one finds nothing any more;
+//   - [ErrNotLock]: a key of the lock holds foreign data by now;
+//   - [ErrRedis], or ctx's error: Redis has not confirmed the unlock. It goes on in the background until the lease ends,
+//     when the lock comes free by itself.
 //
-// With several nodes it takes a majority to confirm it, and all of them are
-// waited for, but none longer than the node time-out: see [NewRedlock].
+// With several nodes a majority has to confirm the unlock; all nodes are waited for, but none longer than the node
+// time-out: see [NewRedlock].
 //
-// In all these cases the lock's context is done before Redis is asked. A nil ctx
-// is refused with [ErrInvalid], and the lock stays as it is.
+// In all these cases the lock's context is done before Redis is asked. A nil ctx is refused with [ErrInvalid], and the
+// lock stays as it is.
 func (l *Lock) UnlockContext(ctx context.Context) error {
 	if ctx == nil {
 		return fmt.Errorf("%w: nil context", ErrInvalid)
 	}
-	h := l.hold
-	if h.expired() {
-		h.expire()
-	}
-	last, err := h.close(l)
+	last, err := l.acq.Leave(l)
 	if err != nil {
 		l.finish(err)
 		return err
@@ -139,12 +132,57 @@ func (l *Lock) UnlockContext(ctx context.Context) error {
 	if !last {
 		return nil
 	}
-	t, n := h.leave(ctx), len(h.stakes)
-	switch quorum.Decide(n, t.yes, n-t.yes-len(t.errs)) {
-	case quorum.Yes:
-		return nil
-	case quorum.No:
-		return fmt.Errorf("%w: %q: it was not held any more when it was unlocked", ErrLockLost, l.Key())
+	return l.acq.Release(ctx)
+}
+
+// Downgrade makes a write lock a read lock without another writer in between; readers at the head of the queue join at
+// once. What the writer wrote is unchanged when it reads it again, while others read it too. The token stays.
+//
+// A lock that has been downgraded may be downgraded again: that asks Redis once more. As soon as the first call asks, the
+// lock counts as a read lock, whatever comes of the call, and a nested write lock fails with [ErrUpgrade]. The error
+// matches
+//
+//   - [ErrRedis], or ctx's error: Redis has not confirmed it, and lets no other reader in until it has. Each renewal asks
+//     again;
+//   - [ErrUnlocked], [ErrLockLost]: the lock has ended;
+//   - [ErrNotLock]: a key of the lock holds foreign data, so that it cannot be downgraded and will be lost;
+//   - [ErrInvalid]: it was acquired as a read lock; or a write lock nested with it has to be unlocked first; or ctx is nil.
+//     The lock stays as it is.
+func (l *Lock) Downgrade(ctx context.Context) error {
+	if ctx == nil {
+		return fmt.Errorf("%w: nil context", ErrInvalid)
 	}
-	return t.err(ctx, h, "unlock", "have let go of it")
+	if err := l.usable(); err != nil {
+		return err
+	}
+	if ctx.Err() != nil {
+		return lockerr.Ended(ctx, l.Key())
+	}
+	err := l.acq.Downgrade(ctx, l)
+	l.finish(err)
+	return err
+}
+
+// usable returns nil, or an error that matches ErrUnlocked or ErrLockLost. The lock's context is done then, even if
+// whoever ended the lock has not come to that yet.
+func (l *Lock) usable() error {
+	err := l.acq.Usable(l)
+	l.finish(err)
+	return err
+}
+
+// finish ends the lock's context if err says that the lock has ended.
+func (l *Lock) finish(err error) {
+	switch {
+	case errors.Is(err, ErrUnlocked):
+		l.cancel(ErrUnlocked)
+	case errors.Is(err, ErrLockLost):
+		l.cancel(l.acq.Cause())
+	}
+}
+
+// End implements [acquisition.User]: the lock was lost.
+func (l *Lock) End(cause error) {
+	l.cancel(cause)
+	l.owner.drop(l)
 }

@@ -11,17 +11,21 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"reflect"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
+	"github.com/redismutex/redismutex/internal/clock"
 	"github.com/redismutex/redismutex/internal/faultnet"
 	"github.com/redismutex/redismutex/internal/redistest"
+	"github.com/redismutex/redismutex/internal/script"
 )
 
 func TestMain(m *testing.M) {
@@ -51,8 +55,8 @@ func inBubble(t *testing.T, f func(w *world)) {
 	synctest.Test(t, func(t *testing.T) {
 		m, rc := redistest.Mini(t)
 		// The faults are told by the scripts' digests: the server knows them.
-		for _, s := range []*script{lockScript, rlockScript, refreshScript, unlockScript} {
-			if err := rc.ScriptLoad(t.Context(), s.source.(string)).Err(); err != nil {
+		for _, s := range []*script.Script{script.Lock, script.RLock, script.Refresh, script.Unlock} {
+			if err := rc.ScriptLoad(t.Context(), s.Source()).Err(); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -196,7 +200,7 @@ func TestContextIsDoneBeforeTheNextHolderBegins(t *testing.T) {
 func TestErrKnowsTheTimeBeforeTheTimers(t *testing.T) {
 	inBubble(t, func(w *world) {
 		l := w.lock(NewMutex(w.client(nil), "x"), true)
-		l.hold.until.Store(int64(now())) // as if the time had passed in a stop
+		endTrust(l) // as if the time had passed in a stop
 		w.matches(context.Cause(l), ErrLockLost)
 		if err := l.Err(); err != context.Canceled {
 			t.Error(err)
@@ -204,7 +208,7 @@ func TestErrKnowsTheTimeBeforeTheTimers(t *testing.T) {
 		w.matches(l.UnlockContext(context.Background()), ErrLockLost)
 
 		l = w.lock(NewMutex(w.client(nil), "y"), true)
-		l.hold.until.Store(int64(now()))
+		endTrust(l)
 		w.matches(l.UnlockContext(context.Background()), ErrLockLost)
 	})
 }
@@ -361,7 +365,7 @@ func TestLockContextReturnsWithItsContext(t *testing.T) {
 		inBubble(t, func(w *world) {
 			mutex := NewMutex(w.client(w.link), "x")
 			w.unlock(w.lock(mutex, true))
-			release := w.link.HoldRequest(lockScript.digest.(string))
+			release := w.link.HoldRequest(script.Lock.Digest())
 			ctx, cancel := context.WithTimeout(context.Background(), timeout)
 			defer cancel()
 			start := time.Now()
@@ -386,9 +390,9 @@ func TestLostReplyIsHeldOnce(t *testing.T) {
 		inBubble(t, func(w *world) {
 			mutex := NewMutex(w.client(w.link), "x")
 			w.unlock(w.lock(mutex, write))
-			digest := rlockScript.digest.(string)
+			digest := script.RLock.Digest()
 			if write {
-				digest = lockScript.digest.(string)
+				digest = script.Lock.Digest()
 			}
 			w.link.LoseReply(digest, 2)
 			l := w.lock(mutex, write)
@@ -408,7 +412,7 @@ func TestLateCopyOfAnEnterIsRefused(t *testing.T) {
 	inBubble(t, func(w *world) {
 		mutex := NewMutex(w.client(w.link, func(o *redis.Options) { o.ReadTimeout = 100 * time.Millisecond }), "x")
 		w.unlock(w.lock(mutex, true))
-		release := w.link.HoldRequest(lockScript.digest.(string))
+		release := w.link.HoldRequest(script.Lock.Digest())
 		l := w.lock(mutex, true) // by the second copy
 		w.unlock(l)
 		release()
@@ -424,7 +428,7 @@ func TestUnlockRacesARenewal(t *testing.T) {
 	for _, write := range []bool{true, false} {
 		inBubble(t, func(w *world) {
 			l := w.lock(NewMutex(w.client(w.link), "x"), write)
-			release := w.link.HoldRequest(refreshScript.digest.(string))
+			release := w.link.HoldRequest(script.Refresh.Digest())
 			time.Sleep(DefaultTTL/2 + time.Millisecond)
 			w.unlock(l)
 			release()
@@ -628,12 +632,12 @@ func (c *tracer) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 // Names: the derived keys are in the slot of the lock's key.
 func TestDerivedKeysShareTheSlot(t *testing.T) {
 	for _, name := range []string{"x", "a b", "замок", "a\x00b", strings.Repeat("k", 10_000), "{tag}x", "x{tag}", "{", "a{b", "{{b}", "{a}}b{c}", "{x}"} {
-		k, err := newKeys(name)
+		k, err := script.NewKeys(name)
 		if err != nil {
 			t.Errorf("%.20q: %v", name, err)
 			continue
 		}
-		for _, key := range []string{k.intents(), k.leases(), k.token()} {
+		for _, key := range []string{k.Intents(), k.Leases(), k.Token()} {
 			if hashed(key) != hashed(name) || key == name {
 				t.Errorf("%.20q and %.20q differ in their slot", name, key)
 			}
@@ -646,19 +650,19 @@ func TestDerivedKeysShareTheSlot(t *testing.T) {
 func TestNoTwoLocksShareAKey(t *testing.T) {
 	seen := map[string]string{}
 	for _, name := range []string{"x", "{x}", "{x}:", "{x}::", "{x}:its", "{x}:its-", "{{x}", "{x", "{x}x", "x{x}"} {
-		k, err := newKeys(name)
+		k, err := script.NewKeys(name)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, key := range []string{k.holder, k.intents(), k.leases(), k.token()} {
+		for _, key := range []string{k.Name(), k.Intents(), k.Leases(), k.Token()} {
 			if other, taken := seen[key]; taken {
 				t.Errorf("%q and %q share %q", name, other, key)
 			}
 			seen[key] = name
 		}
 		// Nor can it be named like one.
-		for _, key := range []string{k.intents(), k.leases(), k.token()} {
-			if _, err := newKeys(key); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "another lock") {
+		for _, key := range []string{k.Intents(), k.Leases(), k.Token()} {
+			if _, err := script.NewKeys(key); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "another lock") {
 				t.Errorf("%q: %v", key, err)
 			}
 		}
@@ -691,7 +695,7 @@ func hashed(key string) string {
 // background.
 func TestTryThatIsCutShortLeavesNothing(t *testing.T) {
 	inBubble(t, func(w *world) {
-		release := w.link.HoldReply(lockScript.digest.(string))
+		release := w.link.HoldReply(script.Lock.Digest())
 		ctx, cancel := context.WithTimeout(w.Context(), 100*time.Millisecond)
 		defer cancel()
 		_, err := NewMutex(w.client(w.link), "x").TryLockContext(ctx)
@@ -704,4 +708,10 @@ func TestTryThatIsCutShortLeavesNothing(t *testing.T) {
 		release()
 		w.unlock(l)
 	})
+}
+
+// endTrust ends the trust in l as if the time had passed while the process was stopped: no timer has fired.
+func endTrust(l *Lock) {
+	until := reflect.ValueOf(l.acq).Elem().FieldByName("until").Addr().UnsafePointer()
+	(*atomic.Int64)(until).Store(int64(clock.Now()))
 }

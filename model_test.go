@@ -23,6 +23,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/redismutex/redismutex/internal/model"
 	"github.com/redismutex/redismutex/internal/redistest"
+	"github.com/redismutex/redismutex/internal/script"
 	"pgregory.net/rapid"
 )
 
@@ -77,11 +78,14 @@ func checks(t *testing.T, n string) {
 
 const box = "redismutex:" // the mailboxes begin with it
 
+// span is the distance between the two classes of ranks, as the scripts have it.
+const span = int64(4e15)
+
 // A rig is a server with a lock, and the model of that.
 type rig struct {
 	t      *rapid.T
 	rc     *redis.Client
-	keys   *keys
+	keys   *script.Keys
 	inbox  <-chan *redis.Message
 	pass   func(ms int64) // has time pass
 	quorum bool
@@ -102,13 +106,15 @@ type rig struct {
 
 // An actor enters under one id after the other. An id that it gives up has crashed.
 type actor struct {
-	*stake
-	id, name string
-	model.Op // how it enters
+	script.Participant
+	id, name  string
+	first     bool // it goes before all waiters of the other kind
+	tombstone bool
+	model.Op  // how it enters
 }
 
 func newRig(rc *redis.Client, quorum bool) *rig {
-	keys, err := newKeys("lock")
+	keys, err := script.NewKeys("lock")
 	if err != nil {
 		panic(err)
 	}
@@ -118,8 +124,8 @@ func newRig(rc *redis.Client, quorum bool) *rig {
 // listen makes the scripts known and opens the mailboxes. It returns what closes
 // them.
 func (g *rig) listen() func() {
-	for _, s := range []*script{lockScript, rlockScript, refreshScript, unlockScript} {
-		if err := g.rc.ScriptLoad(context.Background(), s.source.(string)).Err(); err != nil {
+	for _, s := range []*script.Script{script.Lock, script.RLock, script.Refresh, script.Unlock} {
+		if err := g.rc.ScriptLoad(context.Background(), s.Source()).Err(); err != nil {
 			panic(err)
 		}
 	}
@@ -168,7 +174,7 @@ func (g *rig) step(t *rapid.T) {
 	}
 	g.last = i
 	a := &g.actors[i]
-	if a.stake == nil || verb == "enter" {
+	if a.id == "" || verb == "enter" {
 		*a = g.actor(string(rune('a' + i%3)))
 	}
 	op := model.Op{ID: a.id, Kind: a.Kind, TTL: a.TTL, Class: a.Class, Rank: a.Rank}
@@ -179,10 +185,6 @@ func (g *rig) step(t *rapid.T) {
 	switch verb {
 	case "enter", "enter again":
 		op = a.Op
-		script := rlockScript
-		if a.write {
-			script = lockScript
-		}
 		what := "enters to join"
 		if op.Try {
 			what = "tries"
@@ -190,7 +192,7 @@ func (g *rig) step(t *rapid.T) {
 		if g.quorum {
 			what += fmt.Sprintf(", rank %d", op.Rank)
 		}
-		g.call(a, op, script, a.enterCmd(op.Try), fmt.Sprintf("%s, class %d, ttl %d", what, op.Class, op.TTL))
+		g.call(a, op, a.Acquire(op.Try, a.first), fmt.Sprintf("%s, class %d, ttl %d", what, op.Class, op.TTL))
 	case "keep":
 		op.Verb = model.Keep
 		what := "keeps as " + string(op.Kind)
@@ -198,27 +200,27 @@ func (g *rig) step(t *rapid.T) {
 			op.Raise = g.rank()
 			what += fmt.Sprintf(", token raised to %d", op.Raise)
 		}
-		g.call(a, op, refreshScript, a.keepCmd(string(op.Kind), uint64(op.Raise)), what)
+		g.call(a, op, a.as(op.Kind).Renew(uint64(op.Raise)), what)
 	case "keep alone":
 		if a.Kind != model.Writer {
 			t.Skip("only a writer knows that nobody has been let in beside it")
 		}
 		op.Verb, op.Alone = model.Keep, true
-		g.call(a, op, refreshScript, a.keepHoldCmd(), "keeps alone")
+		g.call(a, op, a.RenewWriter(), "keeps alone")
 	case "downgrade":
 		if a.Kind != model.Writer || g.waits(a.id) {
 			t.Skip("only who holds asks for it")
 		}
 		op.Verb, op.Kind = model.Keep, model.Reader
-		g.call(a, op, refreshScript, a.keepCmd("r", 0), "becomes a reader")
+		g.call(a, op, a.as(model.Reader).Renew(0), "becomes a reader")
 	case "leave":
 		op.Verb = model.Leave
 		what := "leaves"
-		if a.bury = rapid.Bool().Draw(t, "bury"); a.bury {
+		if a.tombstone = rapid.Bool().Draw(t, "bury"); a.tombstone {
 			op.Bury, what = 2*a.TTL, "leaves a tombstone"
 		}
 		op.Kind = a.Kind // also when it has become a reader, since that may not be known
-		g.call(a, op, unlockScript, a.leaveCmd(), what)
+		g.call(a, op, a.Release(a.tombstone), what)
 	}
 }
 
@@ -230,16 +232,25 @@ func (g *rig) actor(mailbox string) actor {
 		TTL:  rapid.SampledFrom([]int64{3000, 1000, 10_000, 60_000}).Draw(g.t, "ttl"),
 		Try:  rapid.IntRange(0, 4).Draw(g.t, "try") == 4,
 	}
-	m := &RWMutex{ttlArg: fmt.Sprint(op.TTL), buryArg: fmt.Sprint(2 * op.TTL)}
-	if op.Class = max(0, rapid.IntRange(-2, 1).Draw(g.t, "class")); op.Class == 1 {
-		m.order = map[model.Kind]order{model.Writer: writersFirst, model.Reader: readersFirst}[op.Kind]
+	op.Class = max(0, rapid.IntRange(-2, 1).Draw(g.t, "class"))
+	a := actor{id: op.ID, name: fmt.Sprintf("%c%d of %s", op.Kind, g.ids, mailbox), first: op.Class == 1}
+	a.Participant = script.Participant{
+		Keys: g.keys, Durations: script.NewDurations(time.Duration(op.TTL) * time.Millisecond),
+		ID: op.ID, Write: op.Kind == model.Writer,
 	}
-	h := &hold{m: m, keys: g.keys, write: op.Kind == model.Writer}
 	if g.quorum {
 		op.Rank = g.rank()
-		h.ballot = &ballot{score: h.score(op.Rank)}
+		a.Score = script.Score(op.Rank, a.first)
 	}
-	return actor{&stake{hold: h, write: h.write, id: op.ID}, op.ID, fmt.Sprintf("%c%d of %s", op.Kind, g.ids, mailbox), op}
+	a.Op = op
+	return a
+}
+
+// as is a as one that renews as that kind.
+func (a *actor) as(kind model.Kind) script.Participant {
+	p := a.Participant
+	p.Write = kind == model.Writer
+	return p
 }
 
 // rank is that of a request, or of a token: behind any clock, or ahead of it.
@@ -324,7 +335,7 @@ func (g *rig) near() bool {
 
 // shift has time pass on a server whose clock cannot be set: all ends come nearer.
 func (g *rig) shift(d int64) {
-	if err := shiftScript.Run(context.Background(), g.rc, []string{g.keys.leases()}, d).Err(); err != nil {
+	if err := shiftScript.Run(context.Background(), g.rc, []string{g.keys.Leases()}, d).Err(); err != nil {
 		g.t.Fatal(err)
 	}
 	s := &g.state
@@ -391,11 +402,11 @@ func (g *rig) fail(format string, arg ...any) {
 }
 
 // call has both do it, and compares.
-func (g *rig) call(a *actor, op model.Op, s *script, c cmd, what string) {
+func (g *rig) call(a *actor, op model.Op, c script.Command, what string) {
 	ctx := context.Background()
 	pipeline := g.rc.Pipeline()
 	begun := pipeline.Time(ctx)
-	sent := c.redis(ctx)
+	sent := c.Redis(ctx)
 	_ = pipeline.Process(ctx, sent)
 	ended := pipeline.Time(ctx)
 	look := pipeline.Eval(ctx, snapshotSource, nil)
@@ -403,16 +414,16 @@ func (g *rig) call(a *actor, op model.Op, s *script, c cmd, what string) {
 	_, _ = pipeline.Exec(ctx) // each command has its error
 	messages := g.receive()
 
-	got, err := s.parse(sent)
+	got, err := c.Script.Parse(sent)
 	if g.foreign != "" {
-		g.note("%s %s -> %v %d, %v", a.name, what, model.Status(got.status), got.value, err)
-		g.checkForeign(op, got, err, append(messages, got.grants), look)
+		g.note("%s %s -> %v %d, %v", a.name, what, model.Status(got.Status), got.Value, err)
+		g.checkForeign(op, got, err, append(messages, got.Grants), look)
 		return
 	}
 	if err != nil {
 		g.fail("%s %s: %v", a.name, what, err)
 	}
-	g.note("%s %s -> %v %d", a.name, what, model.Status(got.status), got.value)
+	g.note("%s %s -> %v %d", a.name, what, model.Status(got.Status), got.Value)
 	now := model.Time(begun.Val().UnixMicro())
 	b := blur{ticks: model.Time(ended.Val().UnixMicro()) - now, ms: g.blur}
 	b.ms += int64(b.ticks) / 1000
@@ -423,17 +434,17 @@ func (g *rig) call(a *actor, op model.Op, s *script, c cmd, what string) {
 
 	before, rests := g.state.At(now), g.found.rests(now)
 	var want model.Reply
-	if op.Verb == model.Enter && rests.refuse(op, got.status) {
+	if op.Verb == model.Enter && rests.refuse(op, got.Status) {
 		// Its lease has ended, or its tombstone: what is left of them may refuse
 		// it, as an id is not to be used again.
 		g.state, want = g.state.Step(now, model.Op{Verb: model.Settle, Rank: op.Rank})
-		want.Status = model.Status(got.status)
+		want.Status = model.Status(got.Status)
 	} else {
 		g.state, want = g.state.Step(now, op)
 	}
 	b.read = g.state.Token != before.Token || g.state.TokenEnds != before.TokenEnds
 	g.checkReply(op, got, want, b, rests)
-	g.checkMessages(op, messages, got.grants, want.Grants, b)
+	g.checkMessages(op, messages, got.Grants, want.Grants, b)
 	g.found = g.parse(look)
 	if differs := g.found.differs(g.keys, &g.state, now, b); differs != "" {
 		g.fail("%s\n\tfound %+v\n\twant  %+v", differs, g.found, g.state)
@@ -447,16 +458,16 @@ func (g *rig) plant() {
 		g.t.Skip("seldom, and once")
 	}
 	ctx := context.Background()
-	key := g.keys.args[rapid.IntRange(0, 3).Draw(g.t, "key")].(string)
+	key := keyNames(g.keys)[rapid.IntRange(0, 3).Draw(g.t, "key")]
 	all := slices.DeleteFunc(slices.Clone(data), func(d datum) bool { return d.ttl != 0 })
-	if key == g.keys.token() {
+	if key == g.keys.Token() {
 		all = append(all, slices.DeleteFunc(slices.Clone(counters), func(d datum) bool { return d.ttl != 0 })...)
 	}
 	d := rapid.SampledFrom(all).Draw(g.t, "data")
 	if d.put != nil {
 		g.rc.Del(ctx, key)
 		d.put(ctx, g.rc, key)
-	} else if is := g.rc.Type(ctx, key).Val(); is == "none" || is == "string" && key == g.keys.holder || !g.rc.Persist(ctx, key).Val() {
+	} else if is := g.rc.Type(ctx, key).Val(); is == "none" || is == "string" && key == g.keys.Name() || !g.rc.Persist(ctx, key).Val() {
 		g.t.Skip("the holder key of a writer is its own, whatever its TTL")
 	}
 	g.foreign, g.data = key, g.lines(g.rc.Eval(ctx, snapshotSource, nil))[key]
@@ -465,14 +476,14 @@ func (g *rig) plant() {
 
 // checkForeign checks that foreign data is as it was, that who acquires is told, and
 // that nobody is granted what cannot be seen to be free.
-func (g *rig) checkForeign(op model.Op, got reply, err error, messages []string, look *redis.Cmd) {
+func (g *rig) checkForeign(op model.Op, got script.Reply, err error, messages []string, look *redis.Cmd) {
 	after := g.lines(look)
 	for key, line := range after {
 		if key != g.foreign && line.ends == -1 {
 			g.fail("%s has no TTL", key)
 		}
 	}
-	token := g.foreign == g.keys.token()
+	token := g.foreign == g.keys.Token()
 	for _, m := range messages {
 		_, words, published := strings.Cut(m, " <- ")
 		if !published {
@@ -482,7 +493,7 @@ func (g *rig) checkForeign(op model.Op, got reply, err error, messages []string,
 			g.fail("somebody is granted: %q", m)
 		}
 	}
-	refused := errors.Is(err, ErrNotLock) || got.status == foreign
+	refused := errors.Is(err, ErrNotLock) || got.Status == script.Foreign
 	switch {
 	case after[g.foreign] != g.data:
 		g.fail("foreign data became %+v, was %+v", after[g.foreign], g.data)
@@ -504,20 +515,20 @@ func (g *rig) lines(look *redis.Cmd) map[string]line {
 
 // checkReply allows for what is left of those whose lease has ended: whoever comes
 // behind them looks too soon, or makes way once in vain.
-func (g *rig) checkReply(op model.Op, got reply, want model.Reply, b blur, rests snapshot) {
-	value := got.value == want.Value
+func (g *rig) checkReply(op model.Op, got script.Reply, want model.Reply, b blur, rests snapshot) {
+	value := got.Value == want.Value
 	switch want.Status {
 	case model.Granted:
-		value = b.sameToken(got.value, want.Value)
+		value = b.sameToken(got.Value, want.Value)
 	case model.Waiting:
-		value = b.sameMs(got.value, want.Value) || got.value == 0 && len(rests.leases) > 0
+		value = b.sameMs(got.Value, want.Value) || got.Value == 0 && len(rests.leases) > 0
 	}
-	preceded := got.preceded == want.Preceded || got.preceded && len(rests.intents) > 0
-	last := got.last == want.Last || got.last == 0 && op.Verb == model.Leave
+	preceded := got.Preceded == want.Preceded || got.Preceded && len(rests.intents) > 0
+	last := got.Last == want.Last || got.Last == 0 && op.Verb == model.Leave
 	for _, rank := range rests.intents {
-		last = last || got.last == rank || got.last == rank+span
+		last = last || got.Last == rank || got.Last == rank+span
 	}
-	if model.Status(got.status) != want.Status || !value || !preceded || !last || got.more || got.untold {
+	if model.Status(got.Status) != want.Status || !value || !preceded || !last || got.More || got.Untold {
 		g.fail("got %+v, want %+v", got, want)
 	}
 }
@@ -643,16 +654,16 @@ func (g *rig) parse(look *redis.Cmd) snapshot {
 		}
 		found.ends[key], _ = strconv.ParseInt(line[2].(string), 10, 64)
 		switch {
-		case key == g.keys.holder && kind == "string":
+		case key == g.keys.Name() && kind == "string":
 			found.writer = words[0]
-		case key == g.keys.holder && kind == "set":
+		case key == g.keys.Name() && kind == "set":
 			found.readers = words
 			slices.Sort(found.readers)
-		case key == g.keys.intents() && kind == "zset":
+		case key == g.keys.Intents() && kind == "zset":
 			found.intents = g.scores(words)
-		case key == g.keys.leases() && kind == "zset":
+		case key == g.keys.Leases() && kind == "zset":
 			found.leases = g.scores(words)
-		case key == g.keys.token() && kind == "string":
+		case key == g.keys.Token() && kind == "string":
 			found.token = words[0]
 		default:
 			found.other = append(found.other, kind+" "+key)
@@ -696,16 +707,16 @@ func (s snapshot) rests(now model.Time) (rests snapshot) {
 }
 
 // refuse says whether they may be why an enter is refused.
-func (s snapshot) refuse(op model.Op, got status) bool {
+func (s snapshot) refuse(op model.Op, got script.Status) bool {
 	_, waited := s.intents[string(op.Kind)+op.ID]
 	_, left := s.leases["-"+op.ID]
-	return got == gone && waited || got == buried && left
+	return got == script.Gone && waited || got == script.Tombstoned && left
 }
 
 // differs says where the model and a server differ, apart from the rests of those
 // whose lease has ended. Then the model takes over the times of the server, which
 // are not off by more than the blur.
-func (s snapshot) differs(keys *keys, m *model.State, now model.Time, b blur) string {
+func (s snapshot) differs(keys *script.Keys, m *model.State, now model.Time, b blur) string {
 	if len(s.other) > 0 {
 		return fmt.Sprintf("there is %q", s.other)
 	}
@@ -748,10 +759,10 @@ func (s snapshot) differs(keys *keys, m *model.State, now model.Time, b blur) st
 			continue
 		}
 		writer = p.ID
-		if !b.sameMs(s.ends[keys.holder], p.Ends) {
-			return fmt.Sprintf("the writer's lease ends at %d, want %d", s.ends[keys.holder], p.Ends)
+		if !b.sameMs(s.ends[keys.Name()], p.Ends) {
+			return fmt.Sprintf("the writer's lease ends at %d, want %d", s.ends[keys.Name()], p.Ends)
 		}
-		p.Ends = s.ends[keys.holder]
+		p.Ends = s.ends[keys.Name()]
 	}
 	slices.Sort(readers)
 	if s.writer != writer || !slices.Equal(s.readers, readers) {
@@ -790,14 +801,14 @@ func (s snapshot) differs(keys *keys, m *model.State, now model.Time, b blur) st
 	if s.token != "" && s.token != strconv.FormatInt(n, 10) || !b.sameToken(n, m.Token) {
 		return fmt.Sprintf("token %q, want %d", s.token, m.Token)
 	}
-	if n != 0 && !b.sameMs(s.ends[keys.token()], m.TokenEnds) {
-		return fmt.Sprintf("the token ends at %d, want %d", s.ends[keys.token()], m.TokenEnds)
+	if n != 0 && !b.sameMs(s.ends[keys.Token()], m.TokenEnds) {
+		return fmt.Sprintf("the token ends at %d, want %d", s.ends[keys.Token()], m.TokenEnds)
 	}
-	m.Token, m.TokenEnds = n, s.ends[keys.token()]
+	m.Token, m.TokenEnds = n, s.ends[keys.Token()]
 
 	// How long the keys live: as long as the longest lease (promise 8).
 	for key, ends := range s.ends {
-		if key == keys.token() || key == keys.holder && writer != "" {
+		if key == keys.Token() || key == keys.Name() && writer != "" {
 			continue
 		}
 		if !b.sameMs(ends, longest) {

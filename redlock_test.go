@@ -19,8 +19,11 @@ import (
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
+	"github.com/redismutex/redismutex/internal/acquisition"
+	"github.com/redismutex/redismutex/internal/clock"
 	"github.com/redismutex/redismutex/internal/faultnet"
 	"github.com/redismutex/redismutex/internal/redistest"
+	"github.com/redismutex/redismutex/internal/script"
 )
 
 // Nodes are servers in virtual time that know nothing of each other.
@@ -36,8 +39,8 @@ func onNodes(t *testing.T, n int, f func(*nodes)) {
 		ns := &nodes{world: w}
 		for range n {
 			m, rc := redistest.Mini(w)
-			for _, s := range []*script{lockScript, rlockScript, refreshScript, unlockScript} {
-				if err := rc.ScriptLoad(w.Context(), s.source.(string)).Err(); err != nil {
+			for _, s := range []*script.Script{script.Lock, script.RLock, script.Refresh, script.Unlock} {
+				if err := rc.ScriptLoad(w.Context(), s.Source()).Err(); err != nil {
 					w.Fatal(err)
 				}
 			}
@@ -429,7 +432,7 @@ func TestQuorumTryWithALostReplyLeavesNoTrace(t *testing.T) {
 				o.Dialer, o.MaxRetries = ns.links[i].Dial, -1
 			}))
 		}
-		ns.links[0].LoseReply(lockScript.digest.(string), 1)
+		ns.links[0].LoseReply(script.Lock.Digest(), 1)
 		_, err := NewRedlock(clients, "x").TryLockContext(ns.Context())
 		if !errors.Is(err, ErrLock) {
 			ns.Error(err)
@@ -445,11 +448,11 @@ func TestQuorumTryWithALostReplyLeavesNoTrace(t *testing.T) {
 func TestEnterThatWasGivenUpIsRefused(t *testing.T) {
 	for _, write := range []bool{true, false} {
 		onNodes(t, 3, func(ns *nodes) {
-			script := rlockScript
+			verb := script.RLock
 			if write {
-				script = lockScript
+				verb = script.Lock
 			}
-			release := ns.links[2].HoldRequest(script.digest.(string))
+			release := ns.links[2].HoldRequest(verb.Digest())
 			l := ns.lock(ns.mutex(), write)
 			time.Sleep(DefaultTTL / 10)
 			ns.unlock(l)
@@ -534,17 +537,15 @@ func TestUntilIsTheMajoritys(t *testing.T) {
 	onNodes(t, 5, func(ns *nodes) {
 		l := ns.lock(ns.mutex(), true)
 		time.Sleep(10 * time.Second)
-		var ends []instant
+		var ends []clock.Instant
 		for _, i := range []int{4, 2, 0} { // each has been renewed for the last time at another time
 			ns.links[i].Hole(true, true)
-			l.hold.mu.Lock()
-			ends = append(ends, l.hold.stakes[i].until())
-			l.hold.mu.Unlock()
+			ends = append(ends, clock.Now().Add(ns.minis[i].TTL("x")-l.acq.Config.Drift))
 			time.Sleep(DefaultTTL / 8)
 		}
 		synctest.Wait()
 		slices.Sort(ends)
-		if until := instant(l.hold.until.Load()); until != ends[2] {
+		if until := l.acq.Until(); until != ends[2] {
 			ns.Errorf("until %v, of %v", until, ends)
 		}
 	})
@@ -735,8 +736,8 @@ func TestNodeThatRefusesToRaiseIsEnteredAgain(t *testing.T) {
 			m.Set("{x}:token", fmt.Sprint(base+int64(i)))
 			m.SetTTL("{x}:token", time.Hour)
 		}
-		release := ns.links[0].HoldRequest(refreshScript.digest.(string))
-		release1 := ns.links[1].HoldRequest(refreshScript.digest.(string))
+		release := ns.links[0].HoldRequest(script.Refresh.Digest())
+		release1 := ns.links[1].HoldRequest(script.Refresh.Digest())
 		next := ns.later(ns.mutex(), true)
 		ns.pending(next)
 		ns.minis[0].Del("x")
@@ -843,7 +844,7 @@ func TestSlowClockDoesNotGoFirstForEver(t *testing.T) {
 	onNodes(t, 3, func(ns *nodes) {
 		process := func(name string, ahead time.Duration) *RWMutex {
 			m := ns.mutex()
-			m.ranks = &ranks{clock: func() time.Time { return time.Now().Add(ahead) }}
+			m.config.Ranks = &acquisition.LamportClock{Now: func() time.Time { return time.Now().Add(ahead) }}
 			return m
 		}
 		var mu sync.Mutex
@@ -887,13 +888,13 @@ func TestSlowClockDoesNotGoFirstForEver(t *testing.T) {
 // No two requests of a process have the same rank, nor one below what it has
 // seen.
 func TestRanksOfAProcessRise(t *testing.T) {
-	r := &ranks{clock: func() time.Time { return time.UnixMicro(1000) }}
-	if a, b := r.next(), r.next(); a != 1000 || b != 1001 {
+	r := &acquisition.LamportClock{Now: func() time.Time { return time.UnixMicro(1000) }}
+	if a, b := r.Next(), r.Next(); a != 1000 || b != 1001 {
 		t.Error(a, b)
 	}
-	r.saw(5000)
-	r.saw(4000)
-	if a := r.next(); a != 5001 {
+	r.Saw(5000)
+	r.Saw(4000)
+	if a := r.Next(); a != 5001 {
 		t.Error(a)
 	}
 }
@@ -946,8 +947,8 @@ func TestFactorsAndTheirDefaults(t *testing.T) {
 		{[]MutexOption{WithDriftFactor(0.25)}, 1002 * time.Millisecond, 200 * time.Millisecond},
 	} {
 		m := NewRedlock([]redis.Scripter{a, b}, "x", c.opt...)
-		if m.err != nil || m.drift != c.drift || m.nodeTimeout != c.nodeTimeout {
-			t.Errorf("%v: drift %v, want %v; time-out %v, want %v", m.err, m.drift, c.drift, m.nodeTimeout, c.nodeTimeout)
+		if m.err != nil || m.config.Drift != c.drift || m.config.Timeout != c.nodeTimeout {
+			t.Errorf("%v: drift %v, want %v; time-out %v, want %v", m.err, m.config.Drift, c.drift, m.config.Timeout, c.nodeTimeout)
 		}
 	}
 }

@@ -1,17 +1,14 @@
 package redismutex
 
-// This file answers: who asks for a lock that it has already? A context says it,
-// or an owner.
-
 import (
 	"context"
-	"slices"
 	"sync"
+
+	"github.com/redismutex/redismutex/internal/acquisition"
 )
 
-// FromContext returns the lock that ctx descends from, the innermost if there
-// are several: code far down can look at [Lock.Until] and [Lock.Token] before it
-// commits something. It may have ended by then, which its Err says.
+// FromContext returns the lock that ctx descends from, the innermost if there are several. Code far down can look at
+// [Lock.Until] and [Lock.Token] before it commits something. The lock may have ended; its Err tells.
 func FromContext(ctx context.Context) (*Lock, bool) {
 	if ctx == nil {
 		return nil, false
@@ -20,79 +17,70 @@ func FromContext(ctx context.Context) (*Lock, bool) {
 	return l, ok
 }
 
-// lockKey is what a Lock has itself as the value of.
+// lockKey is the key under which a Lock is its own value.
 type lockKey struct{}
 
-// nestedOrNew makes a lock for r that is not open yet: one nested in outer, or a new
-// one if outer is nil.
-func (m *RWMutex) nestedOrNew(r request) (l, outer *Lock) {
-	outer = m.outer(r)
+// newLock makes a lock for r that is not open yet: nested in outer, a lock that the context or the owner of r has on that
+// key, or with an acquisition of its own if there is none.
+func (m *RWMutex) newLock(r request) (l, outer *Lock) {
+	outer = m.outerOf(r)
 	if r.owner != "" {
-		return m.nestedOrNewFor(r, outer)
+		return m.newOwnedLock(r, outer)
 	}
-	return m.lockIn(outer, r), outer
+	return m.nestedLock(r, outer), outer
 }
 
-// outer is the innermost lock on the key of r that the context of r descends from
-// and another one can be nested in, or nil.
-func (m *RWMutex) outer(r request) *Lock {
+// outerOf returns the innermost lock on the key of r that its context descends from and that admits nested locks, or nil.
+func (m *RWMutex) outerOf(r request) *Lock {
 	l, ok := FromContext(r.ctx)
 	for ; ok; l, ok = FromContext(l.ctx) {
-		if l.isOn(m, r.keys) && l.alive() {
+		if l.isOn(m, r) && l.acq.Admits(l) {
 			return l
 		}
 	}
 	return nil
 }
 
-// lockIn makes a lock nested in outer, or a new one if that is nil.
-func (m *RWMutex) lockIn(outer *Lock, r request) *Lock {
-	if outer == nil {
-		return m.newLock(r)
+func (m *RWMutex) nestedLock(r request, outer *Lock) *Lock {
+	if outer != nil {
+		return &Lock{acq: outer.acq}
 	}
-	return &Lock{hold: outer.hold, write: r.write}
+	// A lock and its acquisition are one allocation.
+	both := &struct {
+		lock Lock
+		acq  acquisition.Acquisition
+	}{}
+	both.acq.Init(&m.config, r.keys, r.write, r.try)
+	both.lock.acq = &both.acq
+	return &both.lock
 }
 
-// isOn says whether l is a lock on that key of those nodes, whatever mutex it is
-// of. A node is a client: two that name the same address may reach different
-// servers.
-func (l *Lock) isOn(m *RWMutex, k *keys) bool {
-	nodes := l.hold.m.nodes
-	if l.hold.keys.holder != k.holder || len(nodes) != len(m.nodes) {
-		return false
-	}
-	for _, ep := range m.nodes {
-		if !slices.Contains(nodes, ep) {
-			return false
-		}
-	}
-	return true
+// isOn reports whether l is a lock on the key of r, on the nodes of m.
+func (l *Lock) isOn(m *RWMutex, r request) bool {
+	return l.Key() == r.keys.Name() && l.acq.Config.SameNodes(&m.config)
 }
 
-// An owner is one that has asked for a key in this process, by the name that
-// [WithOwner] gave it.
+// An owner has the locks for which this process asked in the name that [WithOwner] gave, on one key.
 type owner struct {
 	name ownerName
-	// Those it has, and those it waits for. Guarded by the mutex of owners.
+	// The locks it has and those it waits for. Guarded by the mutex of owners.
 	locks map[*Lock]struct{}
 }
 
 type ownerName struct{ key, owner string }
 
-// owners are those that have a lock, or wait for one. Its mutex comes before that
-// of a hold.
+// owners are those that have a lock or wait for one. The mutex comes before that of an acquisition.
 var owners struct {
 	sync.Mutex
 	m map[ownerName]*owner
 }
 
-// nestedOrNewFor is nestedOrNew for an owner: outer may also be a lock of that. The
-// lock is one of the owner's from here on, so that the owner does not wait for
-// itself: if it has the key by another call before this one, has calls this one off.
-func (m *RWMutex) nestedOrNewFor(r request, outer *Lock) (l, in *Lock) {
+// newOwnedLock is newLock for an owner: outer may also be a lock that the owner has. The lock is one of the owner's from
+// here on: if another call of the owner is granted first, that one supersedes it, since the owner would wait for itself.
+func (m *RWMutex) newOwnedLock(r request, outer *Lock) (l, in *Lock) {
 	owners.Lock()
 	defer owners.Unlock()
-	name := ownerName{r.keys.holder, r.owner}
+	name := ownerName{r.keys.Name(), r.owner}
 	o := owners.m[name]
 	if o == nil {
 		o = &owner{name, map[*Lock]struct{}{}}
@@ -102,43 +90,31 @@ func (m *RWMutex) nestedOrNewFor(r request, outer *Lock) (l, in *Lock) {
 		owners.m[name] = o
 	}
 	for other := range o.locks {
-		if outer == nil && other.isOn(m, r.keys) && other.alive() {
+		if outer == nil && other.isOn(m, r) && other.acq.Admits(other) {
 			outer = other
 		}
 	}
-	l = m.lockIn(outer, r)
+	l = m.nestedLock(r, outer)
 	l.owner = o
 	o.locks[l] = struct{}{}
 	return l, outer
 }
 
-// has ends the other waits of o for the key that it has now with l: they would
-// wait for itself.
-func (o *owner) has(l *Lock) {
+// granted ends the other waits of o for the key that it has now with l: they would wait for l.
+func (o *owner) granted(l *Lock) {
 	if o == nil {
 		return
 	}
 	owners.Lock()
 	defer owners.Unlock()
 	for other := range o.locks {
-		if other != l && other.isOn(l.hold.m, l.hold.keys) {
-			other.hold.callOff()
+		if other != l && other.acq.Config.SameNodes(l.acq.Config) {
+			other.acq.Supersede()
 		}
 	}
 }
 
-// callOff ends the wait for h.
-func (h *hold) callOff() {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.phase == wanted {
-		h.phase = moot
-		h.partAll()
-		h.wake()
-	}
-}
-
-// drop takes l from the locks of o.
+// drop removes l from the locks of o.
 func (o *owner) drop(l *Lock) {
 	if o == nil {
 		return

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redismutex/redismutex/internal/acquisition"
 	"github.com/redismutex/redismutex/internal/redistest"
 )
 
@@ -314,7 +315,7 @@ func TestNestedLockOfAPausedProcessEndsAtOnce(t *testing.T) {
 		m := NewMutex(w.client(nil), "x")
 		outer := w.lock(m, true)
 		inner := w.nested(context.WithoutCancel(outer), m, true)
-		outer.hold.until.Store(int64(now()))
+		endTrust(outer)
 		if _, err := m.TryLockContext(context.WithoutCancel(inner)); !errors.Is(err, ErrLock) {
 			t.Error(err) // ordinary: Redis does not know yet
 		}
@@ -362,8 +363,8 @@ func TestNothingNestsInALockThatHasJustEnded(t *testing.T) {
 		inner := w.nested(outer, m, true)
 		nest := func(in *Lock) { // in was alive when it was looked for
 			t.Helper()
-			l := &Lock{hold: in.hold, write: true}
-			if err := l.hold.open(l, in, w.Context()); err != errAgain {
+			l := &Lock{acq: in.acq}
+			if err := l.open(request{ctx: w.Context(), write: true}, in); err != acquisition.ErrRetry {
 				t.Error(err)
 			}
 			if l.Err() == nil {
@@ -372,7 +373,7 @@ func TestNothingNestsInALockThatHasJustEnded(t *testing.T) {
 		}
 		w.unlock(inner)
 		nest(inner)
-		outer.hold.until.Store(int64(now()))
+		endTrust(outer)
 		nest(outer)
 		w.matches(outer.UnlockContext(w.Context()), ErrLockLost)
 	})

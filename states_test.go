@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redismutex/redismutex/internal/script"
 )
 
 // A move is what one participant does in one state of the lock.
@@ -21,11 +22,11 @@ type move struct {
 	name  string
 	verb  string // acquire, renew or release
 	begin func(c *cast) *party
-	do    func(p *party) (reply, error)
+	do    func(p *party) (script.Reply, error)
 
-	// What the reply is where a key holds foreign data: foreign, unless it says here that
+	// What the reply is where a key holds foreign data: script.Foreign, unless it says here that
 	// the move does not depend on the key.
-	besides map[string][]status
+	besides map[string][]script.Status
 }
 
 // A cast makes the participants of a state, all with a score or all without.
@@ -48,8 +49,8 @@ func (c *cast) r() *party { return c.party(false) }
 func (c *cast) have(ps ...*party) *party {
 	c.Helper()
 	for _, p := range ps {
-		if r := p.enter(); r.status != granted && r.status != waiting {
-			c.Fatalf("status %d", r.status)
+		if r := p.enter(); r.Status != script.Granted && r.Status != script.Waiting {
+			c.Fatalf("status %d", r.Status)
 		}
 	}
 	return ps[0]
@@ -58,7 +59,7 @@ func (c *cast) have(ps ...*party) *party {
 // states are those that an acquire may find.
 var states = map[string]func(c *cast){
 	"nothing is there":               func(*cast) {},
-	"a writer has been":              func(c *cast) { c.is(c.have(c.w()).leave(), left) },
+	"a writer has been":              func(c *cast) { c.is(c.have(c.w()).leave(), script.Released) },
 	"a tombstone is there":           func(c *cast) { c.bury(c.w()) },
 	"a writer holds":                 func(c *cast) { c.have(c.w()) },
 	"a writer holds, writers wait":   func(c *cast) { c.have(c.w(), c.w(), c.w()) },
@@ -80,36 +81,29 @@ var states = map[string]func(c *cast){
 }
 
 func (c *cast) bury(p *party) {
-	p.stake.bury = true
+	p.tombstone = true
 	p.leave()
 }
 
-func acquires(p *party) (reply, error) { return p.stake.enter(context.Background(), false, nil) }
-func tries(p *party) (reply, error)    { return p.stake.enter(context.Background(), true, nil) }
-
-func (p *party) calls(verb *script, c cmd) (reply, error) {
-	return p.ep.run(context.Background(), MaxTTL, verb, c)
-}
-
-func renews(p *party) (reply, error)      { return p.calls(refreshScript, p.keepCmd(p.kind(), 0)) }
-func renewsAlone(p *party) (reply, error) { return p.calls(refreshScript, p.keepHoldCmd()) }
-func downgrades(p *party) (reply, error)  { return p.calls(refreshScript, p.keepCmd("r", 0)) }
-func raises(p *party) (reply, error) {
-	return p.calls(refreshScript, p.keepCmd(p.kind(), uint64(ahead+1e6)))
-}
-func releases(p *party) (reply, error) { return p.calls(unlockScript, p.leaveCmd()) }
-func releasesForGood(p *party) (reply, error) {
-	p.stake.bury = true
+func acquires(p *party) (script.Reply, error)    { return p.calls(p.Acquire(false, p.first)) }
+func tries(p *party) (script.Reply, error)       { return p.calls(p.Acquire(true, p.first)) }
+func renews(p *party) (script.Reply, error)      { return p.calls(p.Renew(0)) }
+func renewsAlone(p *party) (script.Reply, error) { return p.calls(p.RenewWriter()) }
+func downgrades(p *party) (script.Reply, error)  { return p.calls(p.asReader().Renew(0)) }
+func raises(p *party) (script.Reply, error)      { return p.calls(p.Renew(uint64(ahead + 1e6))) }
+func releases(p *party) (script.Reply, error)    { return p.calls(p.Release(p.tombstone)) }
+func releasesForGood(p *party) (script.Reply, error) {
+	p.tombstone = true
 	return releases(p)
 }
 
 // moves are all of them.
 func moves() (all []move) {
-	add := func(verb, name string, begin func(c *cast) *party, do func(p *party) (reply, error), besides map[string][]status) {
+	add := func(verb, name string, begin func(c *cast) *party, do func(p *party) (script.Reply, error), besides map[string][]script.Status) {
 		all = append(all, move{verb + ": " + name, verb, begin, do, besides})
 	}
-	any := []status{granted, waiting, busy, left, gone, foreign}
-	noToken := map[string][]status{"token": any}
+	any := []script.Status{script.Granted, script.Waiting, script.Busy, script.Released, script.Gone, script.Foreign}
+	noToken := map[string][]script.Status{"token": any}
 
 	// Acquires.
 	for _, name := range slices.Sorted(maps.Keys(states)) {
@@ -144,7 +138,7 @@ func moves() (all []move) {
 		"a writer, a writer waits":        func(c *cast) *party { return c.have(c.w(), c.w()) },
 		"a writer, readers wait":          func(c *cast) *party { return c.have(c.w(), c.r(), c.r(), c.w()) },
 		"a writer, a waiter has died":     func(c *cast) *party { p, d := c.w(), c.w(); c.have(p, d, c.r()); d.die(); return p },
-		"a writer that has become reader": func(c *cast) *party { p := c.have(c.w(), c.w()); c.is(p.downgrade(), granted); return p },
+		"a writer that has become reader": func(c *cast) *party { p := c.have(c.w(), c.w()); c.is(p.downgrade(), script.Granted); return p },
 	}
 	readers := map[string]func(c *cast) *party{
 		"a reader":                        func(c *cast) *party { return c.have(c.r()) },
@@ -180,23 +174,23 @@ func moves() (all []move) {
 		"one that never came":               func(c *cast) *party { p := c.w(); c.have(c.w(), c.r()); return p },
 	}
 	for name, begin := range writers {
-		add("renew", name, begin, renews, map[string][]status{"token": {granted, foreign}})
-		add("renew", name+", alone", begin, renewsAlone, map[string][]status{
-			"holder": {gone}, "intents": any, "leases": any, "token": any})
-		add("renew", name+" raises", begin, raises, map[string][]status{"token": {granted, foreign}})
+		add("renew", name, begin, renews, map[string][]script.Status{"token": {script.Granted, script.Foreign}})
+		add("renew", name+", alone", begin, renewsAlone, map[string][]script.Status{
+			"holder": {script.Gone}, "intents": any, "leases": any, "token": any})
+		add("renew", name+" raises", begin, raises, map[string][]script.Status{"token": {script.Granted, script.Foreign}})
 		add("renew", name+" becomes reader", begin, downgrades, noToken)
-		add("release", name, begin, releases, map[string][]status{"leases": {left, foreign}, "token": {left, foreign}})
-		add("release", name+", for good", begin, releasesForGood, map[string][]status{"token": {left, foreign}})
+		add("release", name, begin, releases, map[string][]script.Status{"leases": {script.Released, script.Foreign}, "token": {script.Released, script.Foreign}})
+		add("release", name+", for good", begin, releasesForGood, map[string][]script.Status{"token": {script.Released, script.Foreign}})
 	}
 	for name, begin := range readers {
 		add("renew", name, begin, renews, noToken)
-		add("release", name, begin, releases, map[string][]status{"token": {left, gone, foreign}})
-		add("release", name+", for good", begin, releasesForGood, map[string][]status{"token": {left, gone, foreign}})
+		add("release", name, begin, releases, map[string][]script.Status{"token": {script.Released, script.Gone, script.Foreign}})
+		add("release", name+", for good", begin, releasesForGood, map[string][]script.Status{"token": {script.Released, script.Gone, script.Foreign}})
 	}
 	for name, begin := range waiters {
-		add("renew", name+" (waits)", begin, renews, map[string][]status{"token": {waiting, granted, gone, foreign}})
-		add("release", name+" (waits)", begin, releases, map[string][]status{"token": {left, gone, foreign}})
-		add("release", name+" (waits), for good", begin, releasesForGood, map[string][]status{"token": {left, gone, foreign}})
+		add("renew", name+" (waits)", begin, renews, map[string][]script.Status{"token": {script.Waiting, script.Granted, script.Gone, script.Foreign}})
+		add("release", name+" (waits)", begin, releases, map[string][]script.Status{"token": {script.Released, script.Gone, script.Foreign}})
+		add("release", name+" (waits), for good", begin, releasesForGood, map[string][]script.Status{"token": {script.Released, script.Gone, script.Foreign}})
 	}
 	slices.SortFunc(all, func(a, b move) int { return strings.Compare(a.name, b.name) })
 	return all

@@ -14,8 +14,8 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redismutex/redismutex/internal/faultnet"
-	"github.com/redismutex/redismutex/internal/mailbox"
 	"github.com/redismutex/redismutex/internal/redistest"
+	"github.com/redismutex/redismutex/internal/script"
 )
 
 // got waits for a lock, and says how long it took.
@@ -94,12 +94,14 @@ func TestTryBeforeTheWaitIsRefusedIfItComesTwice(t *testing.T) {
 		mutex := NewMutex(w.client(w.link), "x")
 		next := w.later(mutex, true)
 		time.Sleep(time.Second)
-		late := &stake{write: true, hold: mutex.newLock(request{ctx: w.Context(), keys: mutex.keys, write: true}).hold}
-		late.id = mutex.nodes[0].box.Name() + ":1" // the id of the try
+		late := script.Participant{
+			Keys: mutex.keys, Durations: mutex.config.Durations, Write: true,
+			ID: mutex.config.Nodes[0].Mailbox.Name() + ":1", // the id of the try
+		}
 		w.unlock(holder)
 		w.unlock(<-next)
-		if r, err := late.enter(w.Context(), true, nil); err != nil || r.status != buried {
-			t.Errorf("status %d, %v", r.status, err)
+		if r, err := mutex.config.Nodes[0].Run(w.Context(), DefaultTTL, late.Acquire(true, false)); err != nil || r.Status != script.Tombstoned {
+			t.Errorf("status %d, %v", r.Status, err)
 		}
 	})
 }
@@ -178,7 +180,7 @@ func TestLostMessageCostsTimeOnly(t *testing.T) {
 		mutex := NewMutex(w.client(nil), "x")
 		next := w.later(mutex, true)
 		// The message finds nobody: as if it had been lost.
-		box := mutex.nodes[0].box
+		box := mutex.config.Nodes[0].Mailbox
 		box.Leave(lastID(mutex))
 		w.unlock(holder)
 		l, took := w.got(next)
@@ -197,7 +199,7 @@ func TestLostUnlockReplyDelaysNobody(t *testing.T) {
 		w.unlock(w.lock(mutex, true)) // the server learns the scripts
 		holder := w.lock(mutex, true)
 		next := w.later(mutex, true)
-		w.link.LoseReply(unlockScript.digest.(string), 1)
+		w.link.LoseReply(script.Unlock.Digest(), 1)
 		_ = holder.UnlockContext(context.Background())
 		l, took := w.got(next)
 		if took > 10*time.Millisecond {
@@ -209,7 +211,7 @@ func TestLostUnlockReplyDelaysNobody(t *testing.T) {
 		holder = w.lock(mutex, true)
 		next = w.later(mutex, true)
 		ctx, cancel := context.WithCancel(context.Background())
-		release := w.link.HoldReply(unlockScript.digest.(string))
+		release := w.link.HoldReply(script.Unlock.Digest())
 		go func() { synctest.Wait(); cancel() }()
 		w.matches(holder.UnlockContext(ctx), context.Canceled)
 		l, took = w.got(next)
@@ -275,7 +277,7 @@ func TestClientThatCannotSubscribeLooks(t *testing.T) {
 		}
 		w.unlock(holder)
 		l, took := w.got(next)
-		if took > maxPause {
+		if took > 250*time.Millisecond {
 			t.Errorf("it took %v", took)
 		}
 		time.Sleep(10 * time.Minute)
@@ -296,7 +298,7 @@ func TestGrantThatCrossesACancellationIsPassedOn(t *testing.T) {
 		go func() { _, err := first.LockContext(ctx); errs <- err }()
 		synctest.Wait()
 		second := w.later(NewMutex(w.client(nil), "x"), true)
-		first.nodes[0].box.Leave(lastID(first)) // the message does not get through
+		first.config.Nodes[0].Mailbox.Leave(lastID(first)) // the message does not get through
 		w.unlock(holder)
 		cancel()
 		w.matches(<-errs, context.Canceled)
@@ -341,13 +343,13 @@ func TestVoidIDIsNotGranted(t *testing.T) {
 		got := make(chan *Lock)
 		go func() { l, _ := mutex.LockContext(ctx); got <- l }()
 		synctest.Wait()
-		first := mutex.nodes[0].ids.Load()
+		first := mutex.config.Nodes[0].LastID()
 		w.link.Hole(true, true)
 		time.Sleep(2 * DefaultTTL)
-		mutex.nodes[0].box.Leave(":0") // (nobody)
+		mutex.config.Nodes[0].Mailbox.Leave(":0") // (nobody)
 		w.link.Hole(false, false)
 		time.Sleep(2 * DefaultTTL)
-		if mutex.nodes[0].ids.Load() == first {
+		if mutex.config.Nodes[0].LastID() == first {
 			t.Error("the old id still stands")
 		}
 		w.unlock(holder)
@@ -369,8 +371,8 @@ func TestEnterAnsweredTooLateGivesNoLock(t *testing.T) {
 		mutex := NewMutex(w.client(w.link, func(o *redis.Options) { o.ReadTimeout = time.Hour }), "x")
 		w.unlock(w.lock(mutex, true))
 		for _, try := range []bool{true, false} {
-			before := mutex.nodes[0].ids.Load()
-			release := w.link.HoldReply(lockScript.digest.(string))
+			before := mutex.config.Nodes[0].LastID()
+			release := w.link.HoldReply(script.Lock.Digest())
 			type result struct {
 				l   *Lock
 				err error
@@ -402,7 +404,7 @@ func TestTryThatIsLostBeforeItIsALockIsRefused(t *testing.T) {
 	inBubble(t, func(w *world) {
 		mutex := NewMutex(w.client(w.link, func(o *redis.Options) { o.ReadTimeout = time.Hour }), "x")
 		w.unlock(w.lock(mutex, true))
-		release := w.link.HoldReply(lockScript.digest.(string))
+		release := w.link.HoldReply(script.Lock.Digest())
 		ctx, cancel := context.WithTimeout(w.Context(), time.Minute)
 		defer cancel()
 		refused := make(chan error)
@@ -436,10 +438,10 @@ func TestManyWhoAskAtOnceAllWait(t *testing.T) {
 			})
 		}
 		time.Sleep(time.Minute) // 40 s, where the client makes do with one connection
-		if waiting, _ := w.m.SortedSet(mutex.keys.intents()); len(waiting) != many {
+		if waiting, _ := w.m.SortedSet(mutex.keys.Intents()); len(waiting) != many {
 			t.Errorf("%d wait, want %d", len(waiting), many)
 		}
-		if ids := mutex.nodes[0].ids.Load(); ids > 2*many { // some try before they wait
+		if ids := mutex.config.Nodes[0].LastID(); ids > 2*many { // some try before they wait
 			t.Errorf("%d ids for %d waiters", ids, many)
 		}
 		w.link.SetDelay(0)
@@ -477,7 +479,7 @@ func TestOldWaitingDoesNotDemoteAGrant(t *testing.T) {
 	inBubble(t, func(w *world) {
 		holder := w.lock(NewMutex(w.client(nil), "x"), true)
 		next := w.later(NewMutex(w.client(w.link), "x"), true)
-		release := w.link.HoldReply(refreshScript.digest.(string))
+		release := w.link.HoldReply(script.Refresh.Digest())
 		time.Sleep(DefaultTTL/2 + time.Millisecond) // its keep is answered, but the answer held back
 		w.unlock(holder)
 		l, _ := w.got(next)
@@ -532,55 +534,9 @@ func TestGrantedLockHasTrustLeft(t *testing.T) {
 	})
 }
 
-// A grant message that comes when its lease has ended gives nobody a lock.
-func TestStaleMessageGivesNobodyALock(t *testing.T) {
-	inBubble(t, func(w *world) {
-		l := waitingSince(NewMutex(w.client(nil), "x"), now())
-		l.hold.stakes[0].node().keeper.remove(l.hold.stakes[0])
-		time.Sleep(DefaultTTL)
-		l.hold.told(l.hold.stakes[0], 7)
-		if l.hold.phase != wanted {
-			t.Error("it has the lock")
-		}
-	})
-}
-
-// With little trust left, a grant message alone gives nobody a lock either: the
-// lease is kept first, which here finds it gone.
-func TestMessageWithLittleTrustLeftIsChecked(t *testing.T) {
-	inBubble(t, func(w *world) {
-		rc := w.client(nil)
-		other := w.lock(NewMutex(rc, "x", WithTTL(time.Hour)), true)
-		l := waitingSince(NewMutex(rc, "x"), now().add(-DefaultTTL*7/8))
-		void := l.hold.stakes[0]
-		void.Granted(7)
-		if l.hold.phase != wanted {
-			t.Error("it has the lock")
-		}
-		synctest.Wait()
-		l.hold.mu.Lock()
-		if l.hold.stakes[0] == void || l.hold.phase != wanted {
-			t.Error("the id is still in use, in vain")
-		}
-		l.hold.mu.Unlock()
-		w.unlock(other)
-	})
-}
-
 // lastID is the id that m has used last.
 func lastID(m *RWMutex) string {
-	return fmt.Sprint(m.nodes[0].box.Name(), ":", m.nodes[0].ids.Load())
-}
-
-// waitingSince is a request that stands in the queue since then, as far as it
-// knows.
-func waitingSince(m *RWMutex, since instant) *Lock {
-	l := m.newLock(request{ctx: context.Background(), keys: m.keys, write: true})
-	s := l.hold.stakes[0]
-	s.in = true
-	s.trust(since)
-	s.node().keeper.add(s, standing, since, reply{status: waiting, value: 1e9})
-	return l
+	return fmt.Sprint(m.config.Nodes[0].Mailbox.Name(), ":", m.config.Nodes[0].LastID())
 }
 
 // Errors while waiting: the first attempt's is returned; later ones are logged,
@@ -644,20 +600,18 @@ func TestMessagesThatAreNoGrants(t *testing.T) {
 		holder := w.lock(NewMutex(rc, "x"), true)
 		mutex := NewMutex(rc, "x")
 		next := w.later(mutex, true)
-		n := mutex.nodes[0].ids.Load()
+		n := mutex.config.Nodes[0].LastID()
 		for _, message := range []string{
 			"", " ", "x", "1", "-1 2", fmt.Sprint("x ", n), fmt.Sprint("1  ", n), fmt.Sprint("1 -", n), fmt.Sprint("1 0", n, "x"),
 			fmt.Sprint("1 ", n+1), "99999999999999999999999 1", "1 99999999999999999999999",
 		} {
-			rc.Publish(w.Context(), mutex.nodes[0].box.Name(), message)
+			rc.Publish(w.Context(), mutex.config.Nodes[0].Mailbox.Name(), message)
 			w.pending(next)
 		}
 		w.unlock(holder)
 		w.unlock(<-next)
 	})
 }
-
-var _ mailbox.Waiter = (*stake)(nil)
 
 // A counter counts what is sent: commands, and the round trips they take.
 type counter struct {

@@ -1,0 +1,98 @@
+package acquisition
+
+import (
+	"context"
+	"fmt"
+
+	"github.com/redismutex/redismutex/internal/clock"
+	"github.com/redismutex/redismutex/internal/lockerr"
+	"github.com/redismutex/redismutex/internal/quorum"
+	"github.com/redismutex/redismutex/internal/script"
+)
+
+// Downgrade makes a, a write lock of which u is the only user that writes, a read lock, as described for Lock.Downgrade.
+//
+// Each node goes over by itself. One that has not done so lets no reader in, one that has lets no writer in: so no other
+// writer gets the lock between the first node and the last.
+func (a *Acquisition) Downgrade(ctx context.Context, u User) error {
+	writers, err := a.becomeReader(u)
+	if err != nil {
+		return err
+	}
+	var t tally
+	open, votes := map[*part]bool{}, make(chan vote, len(writers))
+	for _, p := range writers {
+		open[p] = true
+		p.sent.Store(int64(clock.Always)) // that was its acquire
+		p.node.Go(func() { votes <- p.downgrade(context.Background()) })
+	}
+	t.collect(ctx, a, open, votes)
+
+	a.mu.Lock()
+	err = a.usable(u)
+	for _, p := range a.parts {
+		if !p.Write && p.counts() { // it was acquired since, as a reader
+			t.yes++
+		}
+	}
+	a.mu.Unlock()
+	if err != nil || quorum.Decide(len(a.parts), t.yes, 0) == quorum.Yes {
+		return err
+	}
+	return a.explainTally(ctx, t, "downgrade", "have made the writer a reader")
+}
+
+// becomeReader makes a a read lock, and returns the parts that hold as writers. Those that do not hold are replaced by
+// readers.
+func (a *Acquisition) becomeReader(u User) (writers []*part, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch err := a.usable(u); {
+	case err != nil:
+		return nil, err
+	case !a.users.writing(u):
+		return nil, fmt.Errorf("%w: downgrade %q: it is a read lock", lockerr.ErrInvalid, a.Keys.Name())
+	case a.users.writers() > 1:
+		return nil, fmt.Errorf("%w: downgrade %q: unlock the nested write locks first", lockerr.ErrInvalid, a.Keys.Name())
+	}
+	a.write = false
+	for _, p := range a.parts {
+		switch {
+		case !p.Write: // an earlier call has replaced it
+		case p.in && p.granted:
+			p.node.Renewer.ReadOnly(&p.Lease)
+			writers = append(writers, p)
+		default:
+			p.replaceByReader()
+		}
+	}
+	return writers, nil
+}
+
+// replaceByReader puts a reader in the place of p, which does not hold.
+func (p *part) replaceByReader() {
+	next := p.replace()
+	switch {
+	case p.asking: // it is released when that is answered, or has taken too long
+	case p.in:
+		p.node.Renewer.Release(&p.Lease)
+	default:
+		p.node.Renewer.CancelWake(&p.Lease)
+	}
+	next.acquireSoon()
+}
+
+// downgrade renews p as a reader. If the node does not confirm it, its renewals go on with it.
+func (p *part) downgrade(ctx context.Context) vote {
+	n, place := p.node, p.node.Limiter.Releases
+	if err := n.Admit(ctx, place, p.acq.Config.Timeout); err != nil {
+		p.Look()
+		return vote{part: p, err: err}
+	}
+	sent := clock.Now()
+	p.sent.Store(int64(sent))
+	c := p.Lease.Downgrade()
+	r, err := n.Call(ctx, p.acq.Config.TTL, c, place)
+	err = n.Renewer.OnDowngrade(&p.Lease, c, sent, r, err)
+	return vote{p, r.Status == script.Granted, r.Last, err}
+}

@@ -1,0 +1,481 @@
+package acquisition
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/redismutex/redismutex/internal/clock"
+	"github.com/redismutex/redismutex/internal/lockerr"
+	"github.com/redismutex/redismutex/internal/node"
+	"github.com/redismutex/redismutex/internal/script"
+)
+
+// A part is one id of an acquisition on one node: the lease of that id, which the node's renewer keeps, and how far the
+// node has granted it. The fields are guarded by the acquisition's mutex. See the package comment for its states.
+type part struct {
+	node.Lease
+	acq  *Acquisition
+	node *node.Node
+	sent atomic.Int64 // when its last acquire, release or downgrade was sent; Always: it has not been
+
+	token   uint64
+	why     error // why it is not in; while it is, why it could not be renewed
+	index   int16 // of its node
+	failed  uint8 // how many attempts on this node have failed in a row
+	join    bool  // it joins the queue: a try would be refused
+	listens bool  // it is in the mailbox
+	asking  bool  // an acquire is under way
+	in      bool  // it waits or holds, as far as is known
+	granted bool  // it holds, unless it has waited too long to hear of it
+	checked bool  // since it was granted, it was asked who stands before it
+}
+
+// init makes p the part on a node, under a new id.
+func (p *part) init(a *Acquisition, index int) *part {
+	p.acq, p.node, p.index = a, a.Config.Nodes[index], int16(index)
+	p.sent.Store(int64(clock.Always))
+	p.Lease.Init(p, p.node.NewID(), a.write)
+	return p
+}
+
+// Request implements [node.Owner].
+func (p *part) Request() node.Request {
+	r := node.Request{Terms: &p.acq.Config.Terms, Keys: p.acq.Keys}
+	if p.acq.quorum != nil {
+		r.Score = p.acq.quorum.score
+	}
+	return r
+}
+
+// Acquire.
+
+// acquire asks the node, and again under a new id where a try was refused and the caller waits.
+func (p *part) acquire(ctx context.Context) {
+	a := p.acq
+	for p != nil {
+		// While the mailbox listens, others wait or did a moment ago. Then joining the queue at once saves a call.
+		try := a.try || !p.join && !p.node.Mailbox.Hears()
+		if !try {
+			p.listen(ctx)
+		}
+		place := p.node.Limiter.Acquires
+		err := p.node.Admit(ctx, place, a.Config.Timeout)
+		if ctx.Err() != nil || !p.begin() {
+			if err == nil {
+				place.Free()
+			}
+			return
+		}
+		if err != nil {
+			p = p.onAcquired(clock.Now(), script.Reply{}, notSent{err})
+			continue
+		}
+		sent := clock.Now()
+		c := p.Participant().Acquire(try, a.Config.first(p.Write))
+		r, err := p.node.Call(ctx, a.Config.TTL, c, place)
+		p = p.onAcquired(sent, r, err)
+	}
+}
+
+// listen opens the mailbox for messages to p, and waits until it listens or for so long that looking is better. A message
+// may overtake the reply to the acquire, so this comes before the acquire is sent.
+func (p *part) listen(ctx context.Context) {
+	a := p.acq
+	a.mu.Lock()
+	if !p.active() {
+		a.mu.Unlock()
+		return
+	}
+	p.listens = true
+	settled := p.node.Mailbox.Join(p.ID.(string), p)
+	a.mu.Unlock()
+	select {
+	case <-settled:
+		return
+	default:
+	}
+	timeout := time.NewTimer(min(a.Config.TTL/4, time.Second))
+	defer timeout.Stop()
+	select {
+	case <-settled:
+	case <-timeout.C:
+	case <-ctx.Done():
+	}
+}
+
+// begin reports whether p is to ask the node.
+func (p *part) begin() bool {
+	a := p.acq
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	p.asking = p.active()
+	if p.asking && a.Config.Timeout > 0 {
+		sent := clock.Now()
+		p.sent.Store(int64(sent))
+		p.node.Renewer.Wake(&p.Lease, sent.Add(a.Config.Timeout))
+	}
+	return p.asking
+}
+
+// active reports whether p is, or may become, a part of the lock.
+func (p *part) active() bool {
+	return p.acq.parts[p.index] == p && (p.acq.state == pending || p.acq.state == held)
+}
+
+// A notSent error is that of a call that was not made.
+type notSent struct{ error }
+
+func (e notSent) Unwrap() error { return e.error }
+
+// onAcquired takes the answer to an acquire that was sent at that instant. It returns the part that is to ask next.
+func (p *part) onAcquired(sent clock.Instant, r script.Reply, err error) (next *part) {
+	a := p.acq
+	p.node.Note(r, a.Config.Log)
+	p.recordHealth(sent, r.Last, err)
+	var n news
+	a.mu.Lock()
+	if p.asking {
+		next, n = p.acquired(sent, r, err)
+	} else if r.Status == script.Granted || r.Status == script.Waiting {
+		// It took too long and has been released meanwhile. A node that restarts forgets tombstones.
+		p.node.Renewer.Release(&p.Lease)
+	}
+	a.mu.Unlock()
+	n.tell()
+	return next
+}
+
+func (p *part) acquired(sent clock.Instant, r script.Reply, err error) (next *part, _ news) {
+	a := p.acq
+	p.asking = false
+	if a.Config.Timeout > 0 {
+		p.node.Renewer.CancelWake(&p.Lease)
+	}
+	if e, ok := err.(notSent); ok {
+		err = e.error
+	} else {
+		p.Tombstone = err != nil && !lockerr.Has(err, lockerr.Full) || p.node.MaySendTwice(sent)
+	}
+	switch {
+	case !p.active():
+		p.releaseAnswered(r, err)
+	case errors.Is(err, lockerr.ErrNotLock):
+		p.Tombstone = false
+		return nil, p.fail(err)
+	case err != nil:
+		return nil, p.fail(err)
+	case r.Status == script.Foreign:
+		return nil, p.fail(lockerr.Foreign(r.Data))
+	case r.Status == script.Busy && a.try:
+		return nil, p.fail(lockerr.ErrLock)
+	case r.Status == script.Busy:
+		if p.Tombstone {
+			p.node.Renewer.Release(&p.Lease)
+		}
+		next = p.replace()
+		next.join = true
+	case r.Status != script.Granted && r.Status != script.Waiting:
+		return nil, p.fail(retried{lockerr.Redis(fmt.Errorf("unexpected status %d", r.Status))})
+	case r.Status == script.Granted && p.Write && r.Value == 0:
+		p.Tombstone = true
+		return nil, p.fail(retried{lockerr.Redis(errors.New("a grant without a fencing token"))})
+	case a.Config.Trusted(sent) <= clock.Now():
+		p.Tombstone = true
+		return nil, p.fail(retried{lockerr.Redis(fmt.Errorf("the reply took longer than the TTL of %v", a.Config.TTL))})
+	default:
+		p.in, p.why, p.failed = true, nil, 0
+		if r.Status == script.Granted {
+			p.grant(sent, uint64(r.Value))
+			if a.acquiredAgain(p, sent) {
+				a.lookEverywhere()
+			}
+		}
+		p.Acknowledge(sent)
+		a.decide()
+		p.node.Renewer.Renew(&p.Lease, p.granted && a.state == held, sent, r)
+	}
+	return next, news{}
+}
+
+// A retried error ends an id and not the wait: the part is replaced by one that asks again.
+type retried struct{ error }
+
+func (e retried) Unwrap() error { return e.error }
+
+func isRetried(err error) bool {
+	_, is := err.(retried)
+	return is
+}
+
+// isFinal reports whether a node that failed with err will not grant anything later either.
+func isFinal(err error) bool {
+	return errors.Is(err, lockerr.ErrNotLock) || lockerr.Has(err, lockerr.ClientClosed)
+}
+
+// Granted implements [mailbox.Waiter]: a message says that the node has granted p. One that overtakes the reply to the
+// acquire counts when that has come.
+func (p *part) Granted(token uint64) {
+	a := p.acq
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if p.active() && !p.granted {
+		p.grant(clock.Now(), token)
+		if p.in {
+			a.decide()
+		}
+	}
+}
+
+// grant notes that the node has granted p, in reply to a call that was sent at that instant.
+func (p *part) grant(sent clock.Instant, token uint64) {
+	if !p.granted && p.acq.acquiredAgain(p, sent) {
+		p.acq.quorum.since[p.index] = clock.Now()
+	}
+	p.granted, p.token = true, token
+}
+
+// counts reports whether p's node is one of those that make the lock.
+func (p *part) counts() bool {
+	return p.in && p.granted && (p.token >= p.acq.token || !p.acq.write)
+}
+
+// hasReplied reports whether the node has granted p, put it into the queue, or refused a try since others hold the lock.
+func (p *part) hasReplied() bool { return p.in || p.why == lockerr.ErrLock }
+
+// Key implements [mailbox.Waiter].
+func (p *part) Key() string { return p.acq.Keys.Name() }
+
+// Look implements [mailbox.Waiter]: p is renewed at once, since a message to it may have been lost.
+func (p *part) Look() { p.node.Renewer.RenewAt(&p.Lease, clock.Now()) }
+
+// Deaf implements [mailbox.Waiter].
+func (p *part) Deaf(err error) {
+	p.acq.Config.Log.Error("", "the subscription failed; waiters look for themselves until it is back", err)
+}
+
+// leaveMailbox ends the delivery of messages to p.
+func (p *part) leaveMailbox() {
+	if p.listens {
+		p.listens = false
+		p.node.Mailbox.Leave(p.ID.(string))
+	}
+}
+
+// Renew.
+
+// OnRenewed implements [node.Owner].
+func (p *part) OnRenewed(sent clock.Instant, r script.Reply) {
+	a := p.acq
+	p.recordHealth(sent, r.Last, nil)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !p.active() || !p.in {
+		return
+	}
+	p.why = nil
+	if r.Status == script.Granted { // a "waiting" that arrives after the grant is older than that
+		p.grant(clock.Now(), max(p.token, uint64(r.Value))) // the short reply has no token
+		if r.Preceded && a.state == pending && !a.hasMajority() {
+			p.yield()
+		}
+	}
+	a.decide()
+}
+
+// OnRenewFailed implements [node.Owner].
+func (p *part) OnRenewFailed(sent clock.Instant, err error) {
+	a := p.acq
+	p.recordHealth(sent, 0, err)
+	var n news
+	a.mu.Lock()
+	switch {
+	case !p.in:
+	case a.state == pending && isFinal(err):
+		n = p.fail(err)
+	default:
+		if a.state == pending && p.why == nil {
+			n = news{acquisition: a, what: "a renewal failed; the waiter keeps its place and tries again", err: p.onNode(err)}
+		}
+		p.why = err
+	}
+	a.mu.Unlock()
+	n.tell()
+}
+
+// yield releases a node on which another request stands before a, and acquires it again with the same rank: so requests
+// that have a node each and wait for the others' go on. The id is a new one, since a message to the old one may be under
+// way.
+func (p *part) yield() {
+	p.node.Renewer.Release(&p.Lease)
+	next := p.replace()
+	next.join = true
+	go next.acquire(context.Background())
+}
+
+// Fail.
+
+// OnExpired implements [node.Owner].
+func (p *part) OnExpired(why error) {
+	a := p.acq
+	var n news
+	a.mu.Lock()
+	if p.active() && p.in {
+		p.Tombstone = p.Tombstone || a.state == pending
+		n = p.fail(why)
+	}
+	a.mu.Unlock()
+	n.tell()
+}
+
+// OnTimeout implements [node.Owner]: the node time-out of an acquire is over, or an acquire that was put off is due.
+func (p *part) OnTimeout() {
+	a := p.acq
+	var n news
+	timedOut, sent := false, clock.Instant(p.sent.Load())
+	a.mu.Lock()
+	switch {
+	case p.asking:
+		if overdue := p.node.Health.Overdue(sent, sent, a.Config.Timeout); overdue > clock.Now() {
+			p.node.Renewer.Wake(&p.Lease, overdue)
+			break
+		}
+		p.asking, p.Tombstone, timedOut = false, true, true
+		if p.active() {
+			n = p.fail(a.noAnswer())
+		} else {
+			p.releaseAnswered(script.Reply{}, a.noAnswer())
+		}
+	case !p.active() || p.in:
+	case p.node.Health.Down() == nil || a.Config.Timeout == 0:
+		go p.acquire(context.Background())
+	default:
+		p.ping()
+		p.acquireLater()
+	}
+	a.mu.Unlock()
+	if timedOut {
+		p.recordTimeout(sent)
+	}
+	n.tell()
+}
+
+// fail notes that the node does not hold p, or not any more, and why. Unless that ends the request or the lock, another
+// part takes its place. The mutex is held.
+func (p *part) fail(why error) news {
+	a := p.acq
+	from := p.Until() // since when the lock may have been granted to others on this node
+	if why == node.ErrGone || errors.Is(why, lockerr.ErrNotLock) {
+		from = from.Add(a.Config.Drift - a.Config.TTL) // since it was last renewed
+	}
+	if p.in || p.Tombstone {
+		p.node.Renewer.Release(&p.Lease)
+	}
+	why = p.withCause(why)
+	wasIn, counted := p.in, p.counts()
+	p.in, p.granted, p.why = false, false, why
+	switch {
+	case a.state == held && counted && !a.heldSince(from):
+		return a.lose(why)
+	case a.try && a.state == pending:
+		if wasIn { // a grant that was renewed first, and is lost: Redis has failed
+			p.why = lockerr.Redis(why)
+		}
+		p.leaveMailbox()
+		a.decide()
+		return news{}
+	}
+	next := p.replace()
+	next.failed, next.why = min(p.failed+1, 10), why
+	if wasIn && !isRetried(why) && !isFinal(why) {
+		next.why = retried{why}
+	}
+	a.decide()
+	if !next.active() {
+		return news{}
+	}
+	next.acquireSoon()
+	if p.failed > 0 || !wasIn {
+		return news{} // it has been logged
+	}
+	n := news{acquisition: a, what: "the waiter joins the queue again", err: p.onNode(why)}
+	if a.state == held {
+		n.what = "a node does not hold the lock any more; the other nodes do, and it is acquired again"
+	}
+	return n
+}
+
+// withCause adds to the end of a lease why it could not be renewed.
+func (p *part) withCause(why error) error {
+	if p.in && p.why != nil && why == node.ErrExpired {
+		return fmt.Errorf("%w: %w", why, p.why)
+	}
+	return why
+}
+
+// replace puts a new part in the place of p.
+func (p *part) replace() *part {
+	p.leaveMailbox()
+	next := new(part).init(p.acq, int(p.index))
+	next.join = p.join
+	p.acq.parts[p.index] = next
+	return next
+}
+
+// acquireSoon has p ask the node in the background: later if it has failed before, or its node is down.
+func (p *part) acquireSoon() {
+	const minBackoff, maxBackoff = 10 * time.Millisecond, time.Second
+	switch {
+	case p.acq.Config.Timeout > 0 && p.node.Health.Down() != nil:
+		p.acquireLater()
+	case p.failed > 1:
+		p.node.Renewer.Wake(&p.Lease, clock.Now().Add(min(minBackoff<<(p.failed-1), maxBackoff)))
+	default:
+		go p.acquire(context.Background())
+	}
+}
+
+// acquireLater has p ask a node that is down when that is tried again.
+func (p *part) acquireLater() {
+	p.node.Renewer.Wake(&p.Lease, clock.Now().Add(node.RetryAfter))
+}
+
+// recordHealth takes what the answer to a call says of the node, for locks over several nodes. The call was sent at that
+// instant; rank is the highest one in the node's queue, or 0.
+func (p *part) recordHealth(sent clock.Instant, rank int64, err error) {
+	c := p.acq.Config
+	if c.Timeout == 0 {
+		return
+	}
+	c.Ranks.Saw(rank)
+	switch {
+	case err == nil:
+		if time.Duration(clock.Now()-sent) < c.Timeout {
+			p.node.Health.MarkUp()
+		}
+	case errors.Is(err, lockerr.ErrNotLock), lockerr.Has(err, lockerr.Full), lockerr.Has(err, lockerr.NoConnection),
+		err == node.ErrInterrupted:
+	case p.node.Health.MarkDown(err):
+		c.Log.Error(p.acq.Keys.Name(), "a node is down; it is tried again in the background", p.onNode(err))
+	}
+}
+
+// recordTimeout takes it that a call that was sent at that instant has not been answered within the node time-out. The
+// node is down if it has not answered any later call either.
+func (p *part) recordTimeout(sent clock.Instant) {
+	if !p.node.Health.AnsweredSince(sent) {
+		p.recordHealth(clock.Now(), 0, p.acq.noAnswer())
+	}
+}
+
+// lookEverywhere renews a on all nodes at once: should they fail one after the other, it is known of each that it held
+// the lock when the last one came back.
+func (a *Acquisition) lookEverywhere() {
+	for _, p := range a.parts {
+		if p.counts() {
+			p.Look()
+		}
+	}
+}

@@ -1,0 +1,198 @@
+package acquisition
+
+import (
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redismutex/redismutex/internal/clock"
+	"github.com/redismutex/redismutex/internal/faultnet"
+	"github.com/redismutex/redismutex/internal/logger"
+	"github.com/redismutex/redismutex/internal/node"
+	"github.com/redismutex/redismutex/internal/redistest"
+	"github.com/redismutex/redismutex/internal/script"
+)
+
+const ttl = 4 * time.Second
+
+func TestMain(m *testing.M) {
+	logger.Set(func(string, ...any) {})
+	m.Run()
+}
+
+func config(rc *redis.Client) *Config {
+	c := &Config{Nodes: []*node.Node{node.Of(rc)}}
+	c.TTL, c.Drift, c.Durations = ttl, 42*time.Millisecond, script.NewDurations(ttl)
+	return c
+}
+
+// request makes the acquisition of a writer that has asked for nothing yet.
+func request(t *testing.T, c *Config, name string) *Acquisition {
+	keys, err := script.NewKeys(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	a := &Acquisition{}
+	a.Init(c, keys, true, false)
+	return a
+}
+
+// A user is a lock that counts its ends.
+type user struct{ ended chan error }
+
+func (u user) End(cause error) { u.ended <- cause }
+
+// waitingSince is an acquisition that has waited in the queue since then, as far as it knows.
+func waitingSince(t *testing.T, c *Config, since clock.Instant) *Acquisition {
+	a := request(t, c, "x")
+	p := a.parts[0]
+	p.in = true
+	p.Acknowledge(since)
+	p.node.Renewer.Renew(&p.Lease, false, since, script.Reply{Status: script.Waiting, Value: 1e9})
+	return a
+}
+
+// Promise 2: a grant message that arrives when the waiter's lease has ended grants nothing.
+func TestStaleMessageGrantsNothing(t *testing.T) {
+	redistest.MiniLocks(t)
+	synctest.Test(t, func(t *testing.T) {
+		_, rc := redistest.Mini(t)
+		a := waitingSince(t, config(rc), clock.Now())
+		p := a.parts[0]
+		p.node.Renewer.Forget(&p.Lease)
+		time.Sleep(ttl)
+		p.Granted(7)
+		if a.state != pending {
+			t.Errorf("the state is %d, want pending", a.state)
+		}
+	})
+}
+
+// Promise 2: with little trust left a grant message grants nothing by itself. The lease is renewed first, which shows here
+// that it is gone.
+func TestMessageWithLittleTrustLeftIsChecked(t *testing.T) {
+	redistest.MiniLocks(t)
+	synctest.Test(t, func(t *testing.T) {
+		_, rc := redistest.Mini(t)
+		c := config(rc)
+		other, u := request(t, c, "x"), user{make(chan error, 1)}
+		if err := other.Acquire(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := other.Join(u, nil, true); err != nil {
+			t.Fatal(err)
+		}
+		a := waitingSince(t, c, clock.Now().Add(-ttl*7/8))
+		first := a.parts[0]
+		first.Granted(7)
+		if a.state != pending {
+			t.Errorf("the state is %d, want pending", a.state)
+		}
+		synctest.Wait()
+		a.mu.Lock()
+		if a.parts[0] == first || a.state != pending {
+			t.Error("the id is still in use, although Redis does not know it")
+		}
+		a.mu.Unlock()
+		a.Supersede()
+		if last, err := other.Leave(u); !last || err != nil {
+			t.Fatal(last, err)
+		}
+		if err := other.Release(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Minute)
+	})
+}
+
+// Promise 2: where there is more to renew than can be, the excess is lost and no more, and the log tells so before
+// anything is lost.
+func TestOverloadLosesNoMoreThanTheExcess(t *testing.T) {
+	redistest.MiniLocks(t)
+	const (
+		trip     = ttl / 10
+		capacity = 500 * int(ttl/trip) // one connection renews so many within a TTL: 500 share a round trip
+		many     = capacity * 3 / 2
+	)
+	synctest.Test(t, func(t *testing.T) {
+		m, _ := redistest.Mini(t)
+		link := faultnet.New(redistest.MiniDial(m))
+		rc := redistest.MiniClient(t, m, func(o *redis.Options) {
+			o.Dialer, o.PoolSize, o.PipelinePoolSize, o.PoolTimeout = link.Dial, 1, -1, time.Hour
+		})
+		var log buffer
+		c := config(rc)
+		c.Log.Own = slog.New(slog.NewTextHandler(&log, nil))
+		locks := make([]*Acquisition, many)
+		for i := range locks { // as if they had been acquired one after the other, within half a TTL
+			a := request(t, c, fmt.Sprint("x:", i))
+			p, acquired := a.parts[0], clock.Now().Add(-ttl/2*time.Duration(i)/time.Duration(many))
+			p.in, p.granted, p.token = true, true, 1
+			p.Acknowledge(acquired)
+			p.node.Renewer.Renew(&p.Lease, true, acquired, script.Reply{Status: script.Granted, Value: 1})
+			a.grant(1)
+			if err := a.Join(user{make(chan error, 1)}, nil, true); err != nil {
+				t.Fatal(err)
+			}
+			if err := m.Set(a.Keys.Name(), p.ID.(string)); err != nil {
+				t.Fatal(err)
+			}
+			m.SetTTL(a.Keys.Name(), ttl)
+			locks[i] = a
+		}
+		link.SetDelay(trip / 2)
+		alive := func() (n int) {
+			for _, a := range locks {
+				if a.Until() > clock.Now() {
+					n++
+				}
+			}
+			return n
+		}
+		for told := false; !told && alive() == many; time.Sleep(ttl / 8) {
+			told = strings.Contains(log.String(), "fall behind")
+		}
+		if !strings.Contains(log.String(), "fall behind") {
+			t.Errorf("%d are lost, and the log does not say that renewals fall behind", many-alive())
+		}
+		time.Sleep(2 * ttl)
+		if n := alive(); n < capacity*3/4 {
+			t.Errorf("%d of %d are left, and %d could be renewed", n, many, capacity)
+		} else {
+			t.Logf("%d of %d are left, and %d could be renewed", n, many, capacity)
+		}
+		link.SetDelay(0)
+		for _, a := range locks {
+			a.mu.Lock()
+			if a.state == held {
+				a.state = released
+				a.releaseInBackground()
+			}
+			a.mu.Unlock()
+		}
+		time.Sleep(time.Minute)
+	})
+}
+
+// A buffer is a log that several goroutines write to.
+type buffer struct {
+	mu   sync.Mutex
+	text strings.Builder
+}
+
+func (b *buffer) Write(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.Write(p)
+}
+
+func (b *buffer) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
+}

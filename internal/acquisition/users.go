@@ -1,0 +1,65 @@
+package acquisition
+
+// A User is a lock that shares an acquisition.
+type User interface {
+	// End tells that the acquisition was lost, and why.
+	End(cause error)
+}
+
+// users are the locks that share an acquisition: one, and seldom more.
+type users struct {
+	one    User
+	more   map[User]bool // whether it writes
+	writes bool          // the one does
+}
+
+func (us *users) add(u User, write bool) {
+	if us.one == nil {
+		us.one, us.writes = u, write
+		return
+	}
+	if us.more == nil {
+		us.more = map[User]bool{}
+	}
+	us.more[u] = write
+}
+
+func (us *users) remove(u User) {
+	if us.one == u {
+		us.one = nil
+	}
+	delete(us.more, u)
+}
+
+func (us *users) has(u User) bool {
+	_, more := us.more[u]
+	return more || us.one == u
+}
+
+func (us *users) none() bool { return us.one == nil && len(us.more) == 0 }
+
+// writing reports whether u is one of them and writes.
+func (us *users) writing(u User) bool { return us.more[u] || us.one == u && us.writes }
+
+// writers is how many of them write.
+func (us *users) writers() (n int) {
+	if us.one != nil && us.writes {
+		n++
+	}
+	for _, write := range us.more {
+		if write {
+			n++
+		}
+	}
+	return n
+}
+
+// end tells them that the acquisition was lost. It needs no mutex: from then on nobody joins or leaves.
+func (us *users) end(cause error) {
+	if us.one != nil {
+		us.one.End(cause)
+	}
+	for u := range us.more {
+		u.End(cause)
+	}
+}

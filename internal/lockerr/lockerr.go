@@ -1,0 +1,148 @@
+// Package lockerr defines the errors of package redismutex. The root package exports the sentinels; the packages of the
+// engine build errors that match exactly one of them.
+package lockerr
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// The sentinels. The root package documents them.
+var (
+	ErrLock     = errors.New("redismutex: held by others")
+	ErrLockLost = errors.New("redismutex: lock lost")
+	ErrUnlocked = errors.New("redismutex: unlocked")
+	ErrUpgrade  = errors.New("redismutex: a read lock cannot become a write lock")
+	ErrRedis    = errors.New("redismutex: redis failed")
+	ErrNotLock  = errors.New("redismutex: key holds data that is no lock")
+	ErrInvalid  = errors.New("redismutex: invalid argument")
+)
+
+var sentinels = []error{ErrLock, ErrLockLost, ErrUnlocked, ErrUpgrade, ErrRedis, ErrNotLock, ErrInvalid}
+
+// Sentinel returns the sentinel that err matches, or nil.
+func Sentinel(err error) error {
+	for _, e := range sentinels {
+		if errors.Is(err, e) {
+			return e
+		}
+	}
+	return nil
+}
+
+// A caused error matches one sentinel, its kind, and keeps the cause. It matches no other sentinel and no error of a
+// context, whatever its cause does.
+type caused struct {
+	kind, cause error
+	trait       Trait
+}
+
+// A Trait is a property of an error of Redis on which the library acts. It is read once, outside of every mutex: asking
+// an error of a client what it wraps is a call of foreign code.
+type Trait uint8
+
+const (
+	Full         Trait = 1 + iota // Redis has reached maxmemory: the script was refused and has changed nothing
+	ClientClosed                  // the client has been closed
+	NoConnection                  // the client had no free connection
+)
+
+// Redis returns the error of a call that failed with cause. It matches ErrRedis.
+func Redis(cause error) error {
+	c := caused{ErrRedis, readOnce(cause), 0}
+	switch {
+	case errors.Is(cause, redis.ErrClosed):
+		c.trait = ClientClosed
+	case errors.Is(cause, redis.ErrPoolTimeout), errors.Is(cause, redis.ErrPoolExhausted):
+		c.trait = NoConnection
+	}
+	return c
+}
+
+// Script returns the error of a script that failed with cause. Redis 6.2 wraps the error of a command in a text of its
+// own, so the text is searched.
+func Script(cause error) error {
+	switch text := cause.Error(); {
+	case strings.Contains(text, "WRONGTYPE"):
+		return caused{ErrNotLock, readOnce(cause), 0}
+	case strings.Contains(text, "OOM command not allowed"):
+		return caused{ErrRedis, fmt.Errorf("redis is full: it has reached maxmemory and evicts nothing: %w", readOnce(cause)), Full}
+	}
+	return Redis(cause)
+}
+
+// Foreign returns the error for a key that holds foreign data. Data is "<type>:<key>".
+func Foreign(data string) error {
+	kind, key, _ := strings.Cut(data, ":")
+	return fmt.Errorf("%w: %q, a %s", ErrNotLock, key, kind)
+}
+
+// Of returns an error of that kind with that cause.
+func Of(kind, cause error) error { return caused{kind, cause, 0} }
+
+// Has reports whether err is an error of Redis with that trait.
+func Has(err error, t Trait) bool {
+	var c caused
+	return errors.As(err, &c) && c.trait == t
+}
+
+// Doing adds the call and the key to an error of Redis.
+func Doing(call, key string, err error) error {
+	if e, ok := err.(caused); ok {
+		return caused{e.kind, fmt.Errorf("%s %q: %w", call, key, e.cause), e.trait}
+	}
+	return fmt.Errorf("redismutex: %s %q: %w", call, key, err)
+}
+
+// Ended returns the error of a call whose context has ended. It matches both the context's error and its cause.
+func Ended(ctx context.Context, key string) error {
+	err, cause := ctx.Err(), context.Cause(ctx)
+	if errors.Is(cause, err) {
+		return fmt.Errorf("redismutex: %q: %w", key, cause)
+	}
+	return fmt.Errorf("redismutex: %q: %w: %w", key, err, cause)
+}
+
+// errNode stands for the kind of error that a minority of the nodes returned.
+var errNode = errors.New("failed")
+
+// Demote returns err without its kind: an error that joins those of several nodes matches the kind of the majority only.
+func Demote(err error) error { return caused{errNode, err, 0} }
+
+// DemoteRedis demotes err if it is of kind ErrRedis.
+func DemoteRedis(err error) error {
+	if e := (caused{}); errors.As(err, &e) && e.kind == ErrRedis {
+		return caused{errNode, e.cause, 0}
+	}
+	return err
+}
+
+func (e caused) Error() string { return e.kind.Error() + ": " + e.cause.Error() }
+
+func (e caused) Is(target error) bool {
+	switch target {
+	case e.kind:
+		return true
+	case context.Canceled, context.DeadlineExceeded, ErrRedis, ErrLock, ErrLockLost, ErrUnlocked, ErrUpgrade, ErrNotLock, ErrInvalid:
+		return false
+	}
+	return errors.Is(e.cause, target)
+}
+
+func (e caused) As(target any) bool { return errors.As(e.cause, target) }
+
+// A read error is a foreign error whose text has been read, which is a call of foreign code: the text may become part of
+// another one under a mutex.
+type read struct {
+	error
+	text string
+}
+
+func readOnce(err error) error { return read{err, err.Error()} }
+
+func (r read) Error() string { return r.text }
+func (r read) Unwrap() error { return r.error }

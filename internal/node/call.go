@@ -1,0 +1,165 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redismutex/redismutex/internal/clock"
+	"github.com/redismutex/redismutex/internal/script"
+)
+
+// ErrInterrupted is returned by a call whose context has ended. The call itself goes on.
+var ErrInterrupted = errors.New("interrupted")
+
+// Call is Run, but returns ErrInterrupted as soon as ctx ends, while the call goes on by itself: a context does not
+// interrupt go-redis in a read. When the call has ended it frees its place in the limiter.
+func (n *Node) Call(ctx context.Context, ttl time.Duration, c script.Command, place Place) (script.Reply, error) {
+	if ctx.Done() == nil {
+		defer place.Free()
+		return n.Run(ctx, ttl, c)
+	}
+	type answer struct {
+		reply script.Reply
+		err   error
+	}
+	answers := make(chan answer, 1)
+	n.Go(func() {
+		sent := ctx
+		if c.Script == script.Unlock {
+			sent = context.WithoutCancel(ctx) // a release is sent in any case
+		}
+		r, err := n.Run(sent, ttl, c)
+		place.Free()
+		answers <- answer{r, err}
+	})
+	select {
+	case a := <-answers:
+		if a.err != nil && hasEnded(ctx) {
+			<-ctx.Done()
+			return script.Reply{}, ErrInterrupted
+		}
+		return a.reply, a.err
+	case <-ctx.Done():
+		return script.Reply{}, ErrInterrupted
+	}
+}
+
+// hasEnded reports whether ctx has ended. A client that hands its deadline to the socket may learn of it a moment before
+// the context's own timer fires.
+func hasEnded(ctx context.Context) bool {
+	deadline, ok := ctx.Deadline()
+	return ctx.Err() != nil || ok && !time.Now().Before(deadline)
+}
+
+// maxRepeats bounds how often Run repeats a call where no time passes meanwhile, as in virtual time. A script moves 250
+// participants, so no real queue needs as many.
+const maxRepeats = 10000
+
+// Run calls a script, and repeats the call while the lock has not been handed on to all who fit: every script is
+// idempotent per id, and of a release the first reply is the one that tells whether it found anything.
+//
+// It repeats the call for half the TTL at most: after that a renewal is due, and an acquire that took longer would be
+// acknowledged too late to be of use. Renewals of the waiters and holders hand on the rest.
+func (n *Node) Run(ctx context.Context, ttl time.Duration, c script.Command) (script.Reply, error) {
+	end := clock.Now().Add(ttl / 2)
+	r, err := c.Script.Parse(n.eval(ctx, c))
+	n.Mailbox.Deliver(r.Grants)
+	for i, more := 0, r.More; more && err == nil && i < maxRepeats && clock.Now() < end; i++ {
+		var next script.Reply
+		next, err = c.Script.Parse(n.eval(ctx, c))
+		more = next.More
+		n.Mailbox.Deliver(next.Grants)
+		if c.Script != script.Unlock {
+			r = next
+		} else if err != nil {
+			return r, nil // it has been released; renewals hand on the rest
+		}
+	}
+	return r, err
+}
+
+// eval sends c, and again with its source where the server does not know the script.
+func (n *Node) eval(ctx context.Context, c script.Command) *redis.Cmd {
+	sent := n.send(ctx, c)
+	if err := sent.Err(); err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
+		return n.send(ctx, c.WithSource())
+	}
+	return sent
+}
+
+// send sends c and records what that shows of the node's health.
+func (n *Node) send(ctx context.Context, c script.Command) *redis.Cmd {
+	start := clock.Now()
+	sent := n.do(ctx, c)
+	if err := sent.Err(); err == nil || !hasEnded(ctx) {
+		n.Health.record(start, err)
+	}
+	return sent
+}
+
+func (n *Node) do(ctx context.Context, c script.Command) *redis.Cmd {
+	if n.process == nil {
+		return c.Eval(ctx, n.rc)
+	}
+	sent := c.Redis(ctx)
+	if err := n.process(ctx, sent); err != nil && sent.Err() == nil {
+		sent.SetErr(err)
+	}
+	return sent
+}
+
+// A call is one of many that share a round trip. Each has its own fate.
+type call struct {
+	lease   *Lease
+	command script.Command
+	raise   uint64        // the token that it raises to, or 0
+	acked   bool          // of a release: its id has waited or held
+	before  clock.Instant // of a release: when it was sent before; Always: never
+	reply   script.Reply
+	err     error
+}
+
+// runAll runs calls in one round trip, or one by one where the client has no pipelines. It repeats no call.
+func (n *Node) runAll(ctx context.Context, calls []*call) {
+	// Pipelines have connections of their own, which a single call can do without.
+	if n.pipeline == nil || len(calls) == 1 {
+		for _, c := range calls {
+			c.reply, c.err = c.command.Script.Parse(n.eval(ctx, c.command))
+		}
+		return
+	}
+	unknown := n.runPipeline(ctx, calls)
+	for _, c := range unknown {
+		c.command = c.command.WithSource()
+	}
+	n.runPipeline(ctx, unknown)
+}
+
+// runPipeline returns the calls whose script the server does not know.
+func (n *Node) runPipeline(ctx context.Context, calls []*call) (unknown []*call) {
+	if len(calls) == 0 {
+		return nil
+	}
+	start := clock.Now()
+	pipeline, sent := n.pipeline(), make([]*redis.Cmd, len(calls))
+	for i, c := range calls {
+		sent[i] = c.command.Redis(ctx)
+		_ = pipeline.Process(ctx, sent[i])
+	}
+	_, err := pipeline.Exec(ctx)
+	for i, c := range calls {
+		if err != nil && sent[i].Err() == nil && sent[i].Val() == nil {
+			sent[i].SetErr(err)
+		}
+		if err := sent[i].Err(); err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
+			unknown = append(unknown, c)
+		}
+		c.reply, c.err = c.command.Script.Parse(sent[i])
+	}
+	if last := sent[len(sent)-1].Err(); last == nil || !hasEnded(ctx) {
+		n.Health.record(start, last)
+	}
+	return unknown
+}

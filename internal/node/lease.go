@@ -1,0 +1,156 @@
+package node
+
+import (
+	"errors"
+	"sync/atomic"
+	"time"
+
+	"github.com/redismutex/redismutex/internal/clock"
+	"github.com/redismutex/redismutex/internal/logger"
+	"github.com/redismutex/redismutex/internal/script"
+)
+
+// Terms are what a mutex has set for all its locks.
+type Terms struct {
+	TTL       time.Duration
+	Drift     time.Duration // a lease is trusted for that much less than its TTL
+	Timeout   time.Duration // how long one node of several is waited for; 0: no limit
+	Durations script.Durations
+	Log       logger.Logger
+}
+
+// Trusted returns until when a lease is trusted that was acknowledged by a call sent at that instant.
+func (t *Terms) Trusted(sent clock.Instant) clock.Instant { return sent.Add(t.TTL - t.Drift) }
+
+// An Owner is the part of an acquisition to which a lease belongs. The renewer calls it under no mutex.
+type Owner interface {
+	// Request returns what the leases of the acquisition have in common.
+	Request() Request
+	// OnRenewed takes the reply to a renewal that was sent at that instant: the lease is granted or waiting.
+	OnRenewed(sent clock.Instant, r script.Reply)
+	// OnRenewFailed takes the error of a renewal. It is sent again.
+	OnRenewFailed(sent clock.Instant, err error)
+	// OnExpired tells that the lease has ended or that the node does not know it, and why. It is not renewed again.
+	OnExpired(why error)
+	// OnTimeout tells that the instant has come for which the owner asked [Renewer.Wake].
+	OnTimeout()
+}
+
+// A Request is what the leases of one acquisition have in common.
+type Request struct {
+	Terms *Terms
+	Keys  *script.Keys
+	Score any // as scripts take it; nil with one node
+}
+
+var (
+	// ErrGone says that the node does not know the id.
+	ErrGone = errors.New("unknown to Redis: its data was lost, or the lease ran out there")
+	// ErrExpired says that the trust in the lease has ended.
+	ErrExpired = errors.New("not renewed within its lease")
+)
+
+// A Lease is how long one id counts on one node, as its renewer keeps it. The fields are guarded by the renewer's mutex,
+// except those that are set once and the atomic one.
+type Lease struct {
+	owner Owner
+	ID    any // a string, as scripts take it; set once
+
+	end    atomic.Int64  // when trust in it ends, or what else it waits for is over
+	before clock.Instant // when its release was sent in vain; Always: never
+	due    clock.Instant // when its next call is due
+	raise  uint64        // the token that the node's is to be raised to; 0: none
+	place  int32         // its index in its heap, plus 1; 0: it is in none
+	pause  int32         // ms between renewals that nothing else calls for
+
+	task     task
+	ready    bool // it is in the heap of those that are ready
+	called   bool // a call for it is under way
+	exact    bool // it is not called before it is due
+	acked    bool // the node has acknowledged the id
+	Write    bool // it is acquired as a writer; set once
+	readOnly bool // it is renewed as a reader, whatever it was acquired as
+	// Tombstone says that its release refuses an acquire that arrives later. The owner sets it before the release.
+	Tombstone bool
+}
+
+// Init makes l the lease of a new id.
+func (l *Lease) Init(owner Owner, id string, write bool) {
+	l.owner, l.ID, l.Write, l.before = owner, id, write, clock.Always
+}
+
+// Until returns when trust in l ends.
+func (l *Lease) Until() clock.Instant { return clock.Instant(l.end.Load()) }
+
+// Participant returns l as scripts know it.
+func (l *Lease) Participant() script.Participant {
+	r := l.owner.Request()
+	return script.Participant{Keys: r.Keys, Durations: r.Terms.Durations, ID: l.ID, Write: l.Write, Score: r.Score}
+}
+
+func (l *Lease) terms() *Terms { return l.owner.Request().Terms }
+
+// retryAfter is how soon a call that failed is made again, and how much earlier than due a call may be made to share a
+// round trip.
+func (l *Lease) retryAfter() time.Duration { return min(l.terms().TTL/16, time.Second) }
+
+// Acknowledge notes that the node has acknowledged a call that was sent at that instant. The owner may call it while the
+// renewer does nothing for the lease.
+func (l *Lease) Acknowledge(sent clock.Instant) {
+	end := l.terms().Trusted(sent)
+	if l.place != 0 { // an earlier call may be answered after a later one
+		end = max(end, l.Until())
+	}
+	l.end.Store(int64(end))
+	l.acked = true
+}
+
+// schedule sets when the next call for l is due, after one that was sent at that instant and acknowledged: at half the
+// TTL; for a waiter also when the lease in front of it ends, since then nobody may be there to hand the lock on; and
+// more often if no message can reach it, or if others may wait in vain for what it has been granted.
+func (l *Lease) schedule(n *Node, sent clock.Instant, r script.Reply) {
+	ttl := l.terms().TTL
+	l.due, l.exact = sent.Add(ttl/2), false
+	if l.task != renewWaiter && l.raise == 0 {
+		return
+	}
+	now := clock.Now()
+	sooner := func(at clock.Instant) {
+		if at < l.due {
+			l.due, l.exact = at, true
+		}
+	}
+	switch {
+	case l.raise != 0:
+		sooner(now)
+	case r.Status != script.Waiting:
+		if l.pause != 0 {
+			sooner(now.Add(l.longerPause(ttl / 2)))
+		}
+	default:
+		sooner(now.Add(time.Duration(min(r.Value, maxWait)+1) * time.Millisecond))
+		if n.pushed() {
+			l.pause = 0
+		} else {
+			sooner(now.Add(l.longerPause(maxPause)))
+		}
+	}
+}
+
+const (
+	minPause = 5 * time.Millisecond
+	maxPause = 250 * time.Millisecond
+
+	// maxWait, in ms, keeps the reply of a server gone mad from overflowing a time.
+	maxWait = int64(365 * 24 * time.Hour / time.Millisecond)
+)
+
+// longerPause doubles the pause between renewals that nothing else calls for, up to most.
+func (l *Lease) longerPause(most time.Duration) time.Duration {
+	pause := min(max(2*time.Duration(l.pause)*time.Millisecond, minPause), most)
+	l.pause = int32(pause / time.Millisecond)
+	return pause
+}
+
+// next is when something is to be done for l.
+func (l *Lease) next() clock.Instant { return min(l.due, l.Until()) }

@@ -1,0 +1,108 @@
+package node
+
+import (
+	"context"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redismutex/redismutex/internal/clock"
+	"github.com/redismutex/redismutex/internal/lockerr"
+	"golang.org/x/sync/semaphore"
+)
+
+// A Limiter bounds how many calls to a node are under way at a time, so that a crowd of goroutines waits here and not in
+// the client's pool: there renewals would wait behind it, and a node that answers at once would seem not to answer in
+// time.
+//
+// Acquires take a place among the acquires and then, as releases do, one among all calls. So a release waits behind
+// other releases, but never behind a crowd of acquires. Renewals do not pass the limiter.
+type Limiter struct {
+	Acquires, Releases Place
+
+	calls int // how many there may be
+}
+
+// A Place is what a call takes in the limiter, in this order, and frees when it has ended.
+type Place []*semaphore.Weighted
+
+func newLimiter(rc redis.Scripter) Limiter {
+	n := connections(rc)
+	calls := semaphore.NewWeighted(int64(n))
+	acquires := n
+	if n > 2 {
+		acquires-- // one connection is left to releases and renewals
+	}
+	return Limiter{Place{semaphore.NewWeighted(int64(acquires)), calls}, Place{calls}, n}
+}
+
+// connections is how many calls rc has under way at a time before further ones wait.
+func connections(rc redis.Scripter) int {
+	const unbounded = 1024 // an AutoPipeliner shares connections among all calls
+	switch rc := rc.(type) {
+	case interface{ Options() *redis.Options }:
+		return poolSize(rc.Options().PoolSize, rc.Options().MaxActiveConns)
+	// These two have a pool for each of their shards. With a bound that suits one of them, callers of a shard that does
+	// not answer would keep out those of the others.
+	case interface{ Options() *redis.ClusterOptions }:
+		return min(8*poolSize(rc.Options().PoolSize, rc.Options().MaxActiveConns), unbounded)
+	case interface{ Options() *redis.RingOptions }:
+		return min(8*poolSize(rc.Options().PoolSize, rc.Options().MaxActiveConns), unbounded)
+	}
+	return unbounded
+}
+
+// isSharded reports whether the calls of rc go to several servers, of which one may not answer while the others do.
+func isSharded(rc redis.Scripter) bool {
+	switch rc.(type) {
+	case interface{ Options() *redis.ClusterOptions }, interface{ Options() *redis.RingOptions }:
+		return true
+	}
+	return false
+}
+
+func poolSize(size, maxActive int) int {
+	if maxActive > 0 {
+		size = min(size, maxActive)
+	}
+	return max(size, 1)
+}
+
+// Free frees the place.
+func (p Place) Free() {
+	for _, part := range p {
+		part.Release(1)
+	}
+}
+
+// Admit waits until a call may take p. It returns an error when ctx ends, when the calls in front are not answered, since
+// this one would not be either, and, with a node time-out, when the node is marked down: other nodes go on.
+func (n *Node) Admit(ctx context.Context, p Place, timeout time.Duration) error {
+	for i, part := range p {
+		if part.TryAcquire(1) {
+			continue
+		}
+		if err := n.wait(ctx, part, timeout); err != nil {
+			p[:i].Free()
+			return err
+		}
+	}
+	return nil
+}
+
+func (n *Node) wait(ctx context.Context, part *semaphore.Weighted, timeout time.Duration) error {
+	asked, wait := clock.Now(), ctx
+	if timeout > 0 {
+		wait = n.Health.whileUp()
+	}
+	if part.Acquire(wait, 1) != nil {
+		if ctx.Err() != nil {
+			return ErrInterrupted
+		}
+		return context.Cause(wait)
+	}
+	if err := n.Health.silentSince(asked); err != nil && !n.sharded {
+		part.Release(1)
+		return lockerr.Redis(err)
+	}
+	return nil
+}

@@ -1,0 +1,238 @@
+// Package node is one Redis client and what this process keeps for it: its calls, its mailbox, its renewer and its
+// health.
+//
+// What a node learns of a lease it tells the lease's [Owner]: that is the one way up.
+package node
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"math"
+	"reflect"
+	"runtime"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+	"weak"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redismutex/redismutex/internal/clock"
+	"github.com/redismutex/redismutex/internal/logger"
+	"github.com/redismutex/redismutex/internal/mailbox"
+	"github.com/redismutex/redismutex/internal/script"
+	"golang.org/x/sync/semaphore"
+)
+
+// channelPrefix begins the name of every mailbox, so that an ACL can allow them all.
+const channelPrefix = "redismutex:"
+
+// The names of this process' mailboxes begin alike, so that among ids of the same rank those of one process come before
+// those of another on every node.
+var (
+	processName = channelPrefix + strings.ToLower(rand.Text()[:13]) + "."
+	mailboxes   atomic.Uint64
+)
+
+// A Node is one Redis client and what this process keeps for it. All mutexes on that client share it.
+type Node struct {
+	Addr     string // "" if the client does not tell
+	Mailbox  *mailbox.Box
+	Renewer  Renewer
+	Health   Health
+	Limiter  Limiter
+	Requests *semaphore.Weighted // the requests to several nodes that are under way, of which this is the first node
+
+	rc         redis.Scripter
+	process    func(context.Context, redis.Cmder) error // nil: the client can only evaluate scripts
+	pipeline   func() redis.Pipeliner                   // nil: the client has none
+	sharded    bool                                     // its calls go to several servers
+	resend     time.Duration                            // a call that took as long may have been sent twice
+	ids        atomic.Uint64
+	mute       atomic.Bool // PUBLISH is refused
+	configSeen atomic.Bool // the server's settings have been looked at
+	workers    workers
+}
+
+// nodes holds the node of each client for as long as a mutex uses it.
+var nodes struct {
+	sync.Mutex
+	m map[redis.Scripter]weak.Pointer[Node]
+}
+
+// Of returns the node of a client.
+func Of(rc redis.Scripter) *Node {
+	if !reflect.TypeOf(rc).Comparable() {
+		return newNode(rc)
+	}
+	if n := shared(rc, nil); n != nil {
+		return n
+	}
+	return shared(rc, newNode(rc)) // made outside of the mutex: it calls methods of rc
+}
+
+// shared returns the node of rc. If there is none yet, it becomes made.
+func shared(rc redis.Scripter, made *Node) *Node {
+	nodes.Lock()
+	defer nodes.Unlock()
+	if n := nodes.m[rc].Value(); n != nil || made == nil {
+		return n
+	}
+	if nodes.m == nil {
+		nodes.m = map[redis.Scripter]weak.Pointer[Node]{}
+	}
+	self := weak.Make(made)
+	nodes.m[rc] = self
+	runtime.AddCleanup(made, func(rc redis.Scripter) {
+		nodes.Lock()
+		defer nodes.Unlock()
+		if nodes.m[rc] == self {
+			delete(nodes.m, rc)
+		}
+	}, rc)
+	return made
+}
+
+func newNode(rc redis.Scripter) *Node {
+	n := &Node{rc: rc, resend: resendAfter(rc), sharded: isSharded(rc), workers: make(workers)}
+	if rc, ok := rc.(interface{ Options() *redis.Options }); ok {
+		n.Addr = rc.Options().Addr
+	}
+	if p, ok := rc.(interface {
+		Process(context.Context, redis.Cmder) error
+	}); ok {
+		n.process = p.Process
+	}
+	if p, ok := rc.(interface{ Pipeline() redis.Pipeliner }); ok {
+		n.pipeline = p.Pipeline
+	}
+	// A Ring publishes on the shard of the lock and subscribes on that of the channel, so it would never hear a message.
+	sub, _ := rc.(mailbox.Subscriber)
+	if _, ring := rc.(*redis.Ring); ring {
+		sub = nil
+	}
+	n.Mailbox = mailbox.New(sub, processName+strconv.FormatUint(mailboxes.Add(1), 10))
+	n.Renewer.node = n
+	n.Limiter = newLimiter(rc)
+	n.Requests = semaphore.NewWeighted(int64(connections(rc)))
+	n.Health.init()
+	return n
+}
+
+// NewID returns an id that no other acquisition has: "<mailbox>:<n>".
+func (n *Node) NewID() string {
+	var buf [64]byte
+	id := append(append(buf[:0], n.Mailbox.Name()...), ':')
+	return string(strconv.AppendUint(id, n.ids.Add(1), 10))
+}
+
+// LastID is the number of the newest id.
+func (n *Node) LastID() uint64 { return n.ids.Load() }
+
+// resendAfter is the shortest time after which rc sends a command again whose reply was lost: its first back-off.
+func resendAfter(rc redis.Scripter) time.Duration {
+	switch rc := rc.(type) {
+	case interface{ Options() *redis.Options }:
+		if rc.Options().MaxRetries <= 0 {
+			return math.MaxInt64
+		}
+		return rc.Options().MinRetryBackoff
+	case interface{ Options() *redis.ClusterOptions }:
+		return rc.Options().MinRetryBackoff
+	case interface{ Options() *redis.RingOptions }:
+		return rc.Options().MinRetryBackoff
+	}
+	return 8 * time.Millisecond // no longer than go-redis' default
+}
+
+// MaySendTwice reports whether a call that was sent at that instant and ended now may have been sent twice.
+func (n *Node) MaySendTwice(sent clock.Instant) bool {
+	return time.Duration(clock.Now()-sent) >= n.resend
+}
+
+// pushed reports whether grants reach this process by message.
+func (n *Node) pushed() bool { return n.Mailbox.Hears() && !n.mute.Load() }
+
+// Note takes what a reply tells about the server.
+func (n *Node) Note(r script.Reply, log logger.Logger) {
+	if r.Untold && !n.mute.Swap(true) {
+		log.Error("", "PUBLISH is refused; waiters are not woken, and look for themselves every 250 ms at most",
+			errors.New("allow the command PUBLISH and the channels "+channelPrefix+"* in the ACL"))
+	}
+}
+
+// CheckEviction logs, once, if the server may evict keys, since a lock may then vanish. It asks the server beside the
+// first lock, not before it, and does without an answer.
+func (n *Node) CheckEviction(log logger.Logger) {
+	if n.configSeen.Load() || n.configSeen.Swap(true) {
+		return
+	}
+	rc, ok := n.rc.(interface {
+		Info(ctx context.Context, section ...string) *redis.StringCmd
+	})
+	if !ok {
+		return
+	}
+	go func() {
+		info, err := rc.Info(context.Background(), "memory").Result()
+		if err != nil {
+			return
+		}
+		_, policy, _ := strings.Cut(info, "maxmemory_policy:")
+		policy, _, _ = strings.Cut(policy, "\r\n")
+		if policy != "" && policy != "noeviction" && !strings.Contains(info, "\r\nmaxmemory:0\r\n") {
+			log.Error("", "Redis may evict a lock that is held", errors.New("maxmemory-policy is "+policy+"; set it to noeviction"))
+		}
+	}()
+}
+
+// LookForLostGrants has the waiters of a key look for themselves where a grant to one of them may be lost: the reply to a
+// release carries the grants to its own process. The release was sent at that instant, and at an earlier one before,
+// unless that is Always; r and err are what it came to.
+func (n *Node) LookForLostGrants(key string, sent, before clock.Instant, r script.Reply, err error) {
+	switch {
+	case err != nil:
+	case r.Status == script.Released, r.Status == script.Foreign:
+		return
+	case n.MaySendTwice(sent):
+	case before != clock.Always: // the reply to that one is lost
+		sent = before
+	default:
+		return
+	}
+	n.Mailbox.Look(key, sent.Time())
+}
+
+// Go runs f on a goroutine.
+func (n *Node) Go(f func()) { n.workers.run(f) }
+
+// workers run calls side by side, on goroutines that have run others before if any of those are idle. A call needs a
+// deep stack, and growing a new one for each took a fifth of the client's time.
+type workers chan func()
+
+// linger is how long a worker is idle before it ends.
+const linger = time.Second
+
+func (w workers) run(f func()) {
+	select {
+	case w <- f:
+	default:
+		go w.work(f)
+	}
+}
+
+func (w workers) work(f func()) {
+	idle := time.NewTimer(linger)
+	defer idle.Stop()
+	for {
+		f()
+		idle.Reset(linger)
+		select {
+		case f = <-w:
+		case <-idle.C:
+			return
+		}
+	}
+}

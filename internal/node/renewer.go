@@ -1,0 +1,529 @@
+package node
+
+import (
+	"container/heap"
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/redismutex/redismutex/internal/clock"
+	"github.com/redismutex/redismutex/internal/lockerr"
+	"github.com/redismutex/redismutex/internal/script"
+)
+
+// A task is what the renewer does for a lease.
+type task uint8
+
+const (
+	renewWaiter task = iota // renew it: it waits in the queue
+	renewHolder             // renew it: it holds
+	release                 // release it
+	wake                    // tell the owner when its time has come
+)
+
+// A Renewer renews the leases of one node as they fall due, those that fall due together in one round trip, ends the
+// trust in those that could not be renewed, and releases those that are given up. One timer serves them all: a held lock
+// costs neither a goroutine nor a timer. The timer never waits for Redis, so trust ends on time whatever a call is doing.
+//
+// A lease is in one of two heaps:
+//
+//	later ──(its call is due)──► ready ──(a sender takes it)──► later, to be called again should that call hang
+//
+// Few senders take what is ready, the lease that ends first before the others: when there is more to renew than Redis or
+// this process can, the excess is lost and no more.
+type Renewer struct {
+	node *Node
+
+	mu      sync.Mutex
+	later   byNext
+	ready   byEnd
+	senders senders
+	took    time.Duration // how long a call takes, about
+	timer   *time.Timer
+	armed   clock.Instant // when the timer fires; 0: it does not
+}
+
+// Renew renews a lease from now on. It has been acknowledged with r, in reply to a call that was sent at that instant.
+func (rn *Renewer) Renew(l *Lease, holds bool, sent clock.Instant, r script.Reply) {
+	rn.mu.Lock()
+	defer rn.mu.Unlock()
+	l.task = renewWaiter
+	if holds {
+		l.task = renewHolder
+	}
+	l.schedule(rn.node, sent, r)
+	rn.push(l)
+}
+
+// Release releases an id in the background. After a TTL its lease has ended without that.
+func (rn *Renewer) Release(l *Lease) {
+	rn.mu.Lock()
+	defer rn.mu.Unlock()
+	now := clock.Now()
+	l.task = release
+	l.end.Store(int64(now.Add(l.terms().TTL)))
+	l.due, l.exact = now, true
+	rn.push(l)
+}
+
+// ReleaseAgain is Release after a release that was sent at that instant in vain.
+func (rn *Renewer) ReleaseAgain(l *Lease, sent clock.Instant) {
+	rn.mu.Lock()
+	l.before = sent
+	rn.mu.Unlock()
+	rn.Release(l)
+}
+
+// Wake calls the owner's OnTimeout at that instant and does nothing else for the lease.
+func (rn *Renewer) Wake(l *Lease, at clock.Instant) {
+	rn.mu.Lock()
+	defer rn.mu.Unlock()
+	l.task, l.due, l.exact = wake, clock.Never, true
+	l.end.Store(int64(at))
+	rn.push(l)
+}
+
+// CancelWake undoes Wake. It does not undo a Release.
+func (rn *Renewer) CancelWake(l *Lease) {
+	rn.mu.Lock()
+	defer rn.mu.Unlock()
+	if l.task == wake {
+		rn.drop(l)
+	}
+}
+
+// RenewAt renews a lease at that instant, if it is not renewed earlier.
+func (rn *Renewer) RenewAt(l *Lease, at clock.Instant) {
+	rn.mu.Lock()
+	defer rn.mu.Unlock()
+	rn.renewAt(l, at)
+}
+
+func (rn *Renewer) renewAt(l *Lease, at clock.Instant) {
+	switch {
+	case l.place == 0 || l.task == wake:
+		return
+	case l.ready:
+		heap.Fix(&rn.ready, int(l.place-1)) // its time may end earlier now
+		rn.arm()
+		return
+	case l.due < at:
+		return
+	}
+	l.due, l.exact = at, true
+	rn.push(l)
+}
+
+// RenewOften renews a lease soon, and then at growing intervals.
+func (rn *Renewer) RenewOften(l *Lease) {
+	rn.mu.Lock()
+	defer rn.mu.Unlock()
+	rn.renewAt(l, clock.Now().Add(l.longerPause(minPause)))
+}
+
+// Raise has the fencing token of a node raised. The call is given no more time than any other call before the lock is
+// granted.
+func (rn *Renewer) Raise(l *Lease, token uint64) {
+	rn.mu.Lock()
+	defer rn.mu.Unlock()
+	if l.raise == token {
+		return
+	}
+	l.raise = token
+	if l.place == 0 {
+		return // Renew will see it
+	}
+	l.end.Store(int64(min(l.Until(), clock.Now().Add(l.terms().Timeout))))
+	rn.renewAt(l, clock.Now())
+}
+
+// ReadOnly renews a lease as a reader's from now on.
+func (rn *Renewer) ReadOnly(l *Lease) {
+	rn.mu.Lock()
+	defer rn.mu.Unlock()
+	l.readOnly = true
+}
+
+// Holds renews a lease as a holder's, if it was a waiter's.
+func (rn *Renewer) Holds(l *Lease) {
+	rn.mu.Lock()
+	defer rn.mu.Unlock()
+	if l.place == 0 || l.task != renewWaiter {
+		return
+	}
+	l.task, l.pause = renewHolder, 0
+	l.due, l.exact = l.Until().Add(l.terms().Drift-l.terms().TTL/2), false
+	rn.push(l)
+}
+
+// Forget does nothing more for a lease.
+func (rn *Renewer) Forget(l *Lease) {
+	rn.mu.Lock()
+	defer rn.mu.Unlock()
+	rn.drop(l)
+}
+
+func (rn *Renewer) drop(l *Lease) {
+	if l.place != 0 {
+		heap.Remove(rn.heapOf(l), int(l.place-1))
+		l.ready = false
+	}
+}
+
+func (rn *Renewer) heapOf(l *Lease) heap.Interface {
+	if l.ready {
+		return &rn.ready
+	}
+	return &rn.later
+}
+
+// push puts l among those that are due later, where its due time belongs.
+func (rn *Renewer) push(l *Lease) {
+	if l.place != 0 && !l.ready {
+		heap.Fix(&rn.later, int(l.place-1))
+	} else {
+		rn.drop(l)
+		heap.Push(&rn.later, l)
+	}
+	rn.arm()
+}
+
+// arm sets the timer if it would fire too late. It may fire too early: so the fast path need not touch it, since a lock
+// seldom lives for half its TTL.
+func (rn *Renewer) arm() {
+	next := clock.Never
+	if len(rn.later.leases) > 0 {
+		next = rn.later.leases[0].next()
+	}
+	if len(rn.ready.leases) > 0 {
+		next = min(next, rn.ready.leases[0].Until(), rn.senders.nextHang())
+	}
+	if next == clock.Never || rn.armed != 0 && rn.armed <= next {
+		return
+	}
+	rn.armed = next
+	wait := time.Duration(rn.armed - clock.Now())
+	if rn.timer == nil {
+		rn.timer = time.AfterFunc(wait, rn.fire)
+	} else {
+		rn.timer.Reset(wait)
+	}
+}
+
+// fire ends the trust in leases whose time is over, and starts senders for those that are due.
+func (rn *Renewer) fire() {
+	rn.mu.Lock()
+	now := clock.Now()
+	over := rn.endReady(now)
+	for len(rn.later.leases) > 0 {
+		l := rn.later.leases[0]
+		// What falls due soon shares the round trip.
+		soon := now
+		if !l.exact {
+			soon = now.Add(l.retryAfter())
+		}
+		if l.next() > soon {
+			break
+		}
+		if l.Until() <= now {
+			over = rn.end(l, over)
+			continue
+		}
+		rn.drop(l)
+		l.ready = true
+		heap.Push(&rn.ready, l)
+	}
+	more := rn.senders.start(now, len(rn.ready.leases), rn.maxSenders())
+	rn.armed = 0
+	rn.arm()
+	rn.mu.Unlock()
+
+	for _, s := range more {
+		go rn.send(s)
+	}
+	for _, o := range over {
+		go o() // it may call foreign code, which must not hold up the next
+	}
+}
+
+// endReady ends those that are ready and whose time was over before a sender took them.
+func (rn *Renewer) endReady(now clock.Instant) (over []func()) {
+	for len(rn.ready.leases) > 0 && rn.ready.leases[0].Until() <= now {
+		over = rn.end(rn.ready.leases[0], over)
+	}
+	return over
+}
+
+// end takes out l, whose time is over, and adds what tells its owner. An id that was to be released has ended by itself.
+func (rn *Renewer) end(l *Lease, over []func()) []func() {
+	rn.drop(l)
+	switch l.task {
+	case release:
+		return over
+	case wake:
+		return append(over, l.owner.OnTimeout)
+	}
+	return append(over, func() { l.owner.OnExpired(ErrExpired) })
+}
+
+// send makes calls for what is ready, a batch at a time, until nothing is.
+func (rn *Renewer) send(self *sender) {
+	for {
+		due, hung, behind := rn.take(self)
+		if behind != nil {
+			behind.log()
+		}
+		for _, l := range hung {
+			go rn.call([]*Lease{l})
+		}
+		switch {
+		case len(due)+len(hung) == 0:
+			return
+		case len(due) == 0:
+			continue
+		}
+		start := clock.Now()
+		rn.call(due)
+		rn.mu.Lock()
+		took := time.Duration(clock.Now() - start)
+		if rn.took == 0 {
+			rn.took = took
+		}
+		rn.took += (took - rn.took) / 4
+		rn.mu.Unlock()
+	}
+}
+
+// take takes a batch of those that are ready, the lease that ends first before the others. It returns a backlog where
+// that one has waited for so long that it may not be renewed in time.
+//
+// Where the client has several servers, those whose last call hangs are returned by themselves. A pipeline is as slow as
+// the slowest of its servers: with a call of its own for each, those on the other servers are in time.
+func (rn *Renewer) take(self *sender) (due, hung []*Lease, behind *backlog) {
+	rn.mu.Lock()
+	defer rn.mu.Unlock()
+	now := clock.Now()
+	self.hangs = clock.Always
+	if rn.senders.working(now) >= rn.maxSenders() { // others have taken its place, because it seemed to hang
+		delete(rn.senders, self)
+		return nil, nil, nil
+	}
+	self.hangs = clock.Never
+	for len(due)+len(hung) < batch && len(rn.ready.leases) > 0 {
+		l := rn.ready.leases[0]
+		if behind == nil && rn.isBehind(l, now) {
+			behind = &backlog{l, len(rn.ready.leases), time.Duration(l.Until() - now)}
+		}
+		rn.drop(l)
+		if l.task == release && l.Until() <= now {
+			continue // it has ended by itself
+		}
+		if len(rn.ready.leases) >= batch && l.Until() < now.Add(min(rn.took, 2*l.retryAfter())) {
+			// The answer would come too late, and others can still be renewed in time.
+			l.due, l.exact = clock.Never, true
+			heap.Push(&rn.later, l)
+			continue
+		}
+		// Should the call hang, another one is made, on another connection.
+		again := now.Add(2 * l.retryAfter())
+		self.hangs = min(self.hangs, again)
+		l.due, l.exact = again, true
+		heap.Push(&rn.later, l)
+		if l.called && rn.node.sharded {
+			hung = append(hung, l)
+			continue
+		}
+		l.called = true
+		due = append(due, l)
+	}
+	if len(due)+len(hung) == 0 {
+		delete(rn.senders, self)
+	}
+	rn.arm()
+	return due, hung, behind
+}
+
+// isBehind reports whether a renewal of l is so late that it may fail.
+func (rn *Renewer) isBehind(l *Lease, now clock.Instant) bool {
+	ttl := l.terms().TTL
+	return l.task != release && l.raise == 0 && l.due.Add(ttl/8) < now && l.Until() < now.Add(ttl/4)
+}
+
+// A backlog is that so many calls are due, and the first lease among them ends soon.
+type backlog struct {
+	first *Lease
+	due   int
+	left  time.Duration
+}
+
+func (b *backlog) log() {
+	r := b.first.owner.Request()
+	r.Terms.Log.Error(r.Keys.Name(), "renewals fall behind, and locks may be lost; the leases that end first are renewed first",
+		lockerr.Redis(fmt.Errorf("%d calls are due, and the first lease ends in %v: Redis or this process is too busy "+
+			"for so many locks of so short a TTL (%v)", b.due, b.left.Round(time.Millisecond), r.Terms.TTL)))
+}
+
+// call renews or releases leases.
+func (rn *Renewer) call(due []*Lease) {
+	start := clock.Now()
+	calls, limit := rn.calls(due)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(limit-start))
+	defer cancel()
+	rn.node.runAll(ctx, calls)
+
+	// A writer that does not hold after all is asked for with all keys, so that the script hands the lock on.
+	var again []*call
+	for _, c := range calls {
+		if c.err == nil && c.reply.Status == script.Gone && c.command.HasOneKey() {
+			c.command = c.lease.Participant().Renew(0)
+			again = append(again, c)
+		}
+	}
+	rn.node.runAll(ctx, again)
+
+	for _, c := range calls {
+		rn.onAnswer(c, start)
+		if c.command.Script == script.Unlock && c.acked {
+			rn.node.LookForLostGrants(c.lease.owner.Request().Keys.Name(), start, c.before, c.reply, c.err)
+		}
+	}
+}
+
+// calls returns the call for each of due, and when the last of them is of no use any more.
+func (rn *Renewer) calls(due []*Lease) (calls []*call, limit clock.Instant) {
+	rn.mu.Lock()
+	defer rn.mu.Unlock()
+	calls = make([]*call, len(due))
+	all := make([]call, len(due))
+	limit = due[0].Until()
+	for i, l := range due {
+		c, p := &all[i], l.Participant()
+		c.lease, c.raise = l, l.raise
+		switch {
+		case l.task == release:
+			c.command = p.Release(l.Tombstone)
+			c.acked, c.before = l.acked, l.before
+			l.before = clock.Now()
+		case l.readOnly:
+			p.Write = false
+			c.command = p.Renew(0)
+		case l.task == renewHolder && l.Write && l.raise == 0:
+			c.command = p.RenewWriter()
+		default:
+			c.command = p.Renew(l.raise)
+		}
+		calls[i], limit = c, max(limit, l.Until())
+	}
+	return calls, limit
+}
+
+// Downgrade is the command that renews l as a reader.
+func (l *Lease) Downgrade() script.Command {
+	p := l.Participant()
+	p.Write = false
+	return p.Renew(0)
+}
+
+// OnDowngrade takes the answer to a call of Downgrade that was sent at that instant.
+func (rn *Renewer) OnDowngrade(l *Lease, c script.Command, sent clock.Instant, r script.Reply, err error) error {
+	answered := &call{lease: l, command: c, reply: r, err: err}
+	rn.onAnswer(answered, sent)
+	return answered.err
+}
+
+// onAnswer takes the answer to a call that was sent at that instant.
+func (rn *Renewer) onAnswer(c *call, sent clock.Instant) {
+	l, r := c.lease, c.reply
+	rn.node.Note(r, l.terms().Log)
+	rn.node.Mailbox.Deliver(r.Grants)
+	rn.mu.Lock()
+	tell := rn.update(c, sent)
+	rn.mu.Unlock()
+	if tell != nil {
+		tell()
+	}
+}
+
+// update schedules what is next after an answer, and returns what tells the owner.
+func (rn *Renewer) update(c *call, sent clock.Instant) (tell func()) {
+	l, r := c.lease, c.reply
+	l.called = false
+	if l.place == 0 || l.task == wake || (l.task == release) != (c.command.Script == script.Unlock) {
+		return nil // it has ended or been released meanwhile
+	}
+	if r.Status == script.Foreign && l.readOnly && l.task != release { // it cannot be downgraded yet
+		c.err = lockerr.Foreign(r.Data)
+	}
+	switch err := c.err; {
+	case err != nil:
+		l.due, l.exact = clock.Now().Add(l.retryAfter()), true
+		rn.push(l)
+		if l.task == release {
+			return nil
+		}
+		return func() { l.owner.OnRenewFailed(sent, err) }
+	case l.task == release && r.More:
+		l.due, l.exact = clock.Now(), true
+		rn.push(l)
+		return nil
+	case l.task == release:
+		rn.drop(l)
+		return nil
+	case r.Status != script.Granted && r.Status != script.Waiting:
+		rn.drop(l)
+		why := ErrGone
+		if r.Status == script.Foreign {
+			why = lockerr.Foreign(r.Data)
+		}
+		return func() { l.owner.OnExpired(why) }
+	}
+	l.Acknowledge(sent)
+	if l.raise == c.raise {
+		l.raise = 0
+	}
+	l.schedule(rn.node, sent, r)
+	if r.More {
+		l.due, l.exact = clock.Now(), true
+	}
+	rn.push(l)
+	return func() { l.owner.OnRenewed(sent, r) }
+}
+
+// leases is what the two heaps have in common.
+type leases []*Lease
+
+func (h leases) Len() int { return len(h) }
+func (h leases) Swap(i, j int) {
+	h[i], h[j] = h[j], h[i]
+	h[i].place, h[j].place = int32(i+1), int32(j+1)
+}
+func (h *leases) Push(x any) {
+	l := x.(*Lease)
+	*h = append(*h, l)
+	l.place = int32(len(*h))
+}
+func (h *leases) Pop() any {
+	last := len(*h) - 1
+	l := (*h)[last]
+	(*h)[last] = nil
+	*h = (*h)[:last]
+	l.place = 0
+	return l
+}
+
+// byNext puts those first for which something is to be done first.
+type byNext struct{ leases }
+
+func (h byNext) Less(i, j int) bool { return h.leases[i].next() < h.leases[j].next() }
+
+// byEnd puts those first whose lease ends first, and releases last: their leases end without that.
+type byEnd struct{ leases }
+
+func (h byEnd) Less(i, j int) bool {
+	a, b := h.leases[i], h.leases[j]
+	if (a.task == release) != (b.task == release) {
+		return b.task == release
+	}
+	return a.Until() < b.Until()
+}

@@ -1,0 +1,56 @@
+package node
+
+import "github.com/redismutex/redismutex/internal/clock"
+
+const (
+	// batch is how many calls go in one pipeline at most. Trust, which counts from before a pipeline is sent, is not
+	// spent in a long one.
+	batch = 500
+
+	// maxSenders is how many pipelines are under way at a time, where the client has as many connections.
+	maxSenders = 4
+)
+
+// senders are the goroutines that call for what is ready. One whose call hangs no longer counts: another one may have a
+// connection that works.
+type senders map[*sender]struct{}
+
+// A sender makes one call after the other while anything is ready.
+type sender struct{ hangs clock.Instant }
+
+func (rn *Renewer) maxSenders() int { return min(maxSenders, rn.node.Limiter.calls) }
+
+// start returns the senders to be started for so many that are ready.
+func (ss *senders) start(now clock.Instant, ready, most int) (more []*sender) {
+	for working := ss.working(now); working < most && ready > 0; working++ {
+		if *ss == nil {
+			*ss = senders{}
+		}
+		s := &sender{clock.Never}
+		(*ss)[s] = struct{}{}
+		more = append(more, s)
+		ready -= batch
+	}
+	return more
+}
+
+// working is how many of them do not hang.
+func (ss senders) working(now clock.Instant) (n int) {
+	for s := range ss {
+		if s.hangs > now {
+			n++
+		}
+	}
+	return n
+}
+
+// nextHang is when the next of them is to be taken for one that hangs.
+func (ss senders) nextHang() clock.Instant {
+	next, now := clock.Never, clock.Now()
+	for s := range ss {
+		if s.hangs > now {
+			next = min(next, s.hangs)
+		}
+	}
+	return next
+}

@@ -1,0 +1,163 @@
+package script
+
+import (
+	"context"
+	"strconv"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// A Command is one call of a script. A string put into an interface is an allocation, so arguments that many calls share
+// are boxed once.
+type Command struct {
+	Script *Script
+	args   []any // what redis.NewCmd takes: EVALSHA, the digest, the number of keys, the keys, the arguments
+}
+
+// keysAt is where the keys begin in the arguments of a command.
+const keysAt = 3
+
+// Durations are the TTL and the life of a tombstone, two TTLs, in ms, as scripts take them.
+type Durations struct{ ttl, tombstone any }
+
+// NewDurations returns the durations for a TTL.
+func NewDurations(ttl time.Duration) Durations {
+	ms := func(d time.Duration) any { return strconv.FormatInt(d.Milliseconds(), 10) }
+	return Durations{ms(ttl), ms(2 * ttl)}
+}
+
+// A Participant is one id on one node, as scripts know it.
+type Participant struct {
+	Keys      *Keys
+	Durations Durations
+	ID        any // a string
+	Write     bool
+	Score     any // the place in the queue of every node, with several nodes; see Score
+}
+
+// Acquire is the command that grants the lock to p, or puts p in the queue unless it is a try. First puts p before all
+// waiters of the other kind.
+func (p Participant) Acquire(try, first bool) Command {
+	s := RLock
+	if p.Write {
+		s = Lock
+	}
+	return p.command(s, ways[index(try)][index(first)]).scored(p.Score)
+}
+
+// ways is the third argument of lock and rlock: indexed by whether it is a try, and by whether it is first.
+var ways = [2][2]any{{"join:0", "join:1"}, {"try:0", "try:1"}}
+
+func index(b bool) int {
+	if b {
+		return 1
+	}
+	return 0
+}
+
+// Renew is the command that renews the lease of a waiter or holder. A holder that acquired as a writer and renews as a
+// reader is downgraded. A raise other than 0 is a fencing token: a writer that holds has its token raised to that.
+func (p Participant) Renew(raise uint64) Command {
+	c := p.command(Refresh, p.kind()).scored(p.Score)
+	if raise != 0 {
+		c.args = append(c.args, strconv.FormatUint(raise, 10))
+	}
+	return c
+}
+
+// RenewWriter is Renew for a writer that holds. It needs only one key, so it works while a slot migrates.
+func (p Participant) RenewWriter() Command {
+	return Command{Refresh, []any{"evalsha", Refresh.digest, "1", p.Keys.holder, p.ID, p.Durations.ttl}}
+}
+
+// Release is the command that ends whatever p has. With a tombstone it also refuses an acquire of p that arrives later.
+func (p Participant) Release(tombstone bool) Command {
+	args := []any{
+		"evalsha", Unlock.digest, "4", p.Keys.holder, p.Keys.intents, p.Keys.leases, p.Keys.token,
+		p.ID, p.kind(), nil,
+	}
+	switch {
+	case tombstone:
+		args[9] = p.Durations.tombstone
+	case p.Score != nil:
+		args[9] = ""
+	default:
+		args = args[:9]
+	}
+	return Command{Unlock, args}.scored(p.Score)
+}
+
+// command is a call of lock, rlock or refresh with their common arguments and one more.
+func (p Participant) command(s *Script, last any) Command {
+	return Command{s, []any{
+		"evalsha", s.digest, "4", p.Keys.holder, p.Keys.intents, p.Keys.leases, p.Keys.token,
+		p.ID, p.Durations.ttl, last,
+	}}
+}
+
+func (c Command) scored(score any) Command {
+	if score != nil {
+		c.args = append(c.args, score)
+	}
+	return c
+}
+
+// kind is how scripts name what p asks for.
+func (p Participant) kind() any {
+	if p.Write {
+		return "w"
+	}
+	return "r"
+}
+
+// span is the distance between the ranks of the two classes, as the scripts have it.
+const span = 4e15
+
+// Score returns where a rank stands in the queue. First puts it before all ranks that are not first.
+func Score(rank int64, first bool) any {
+	if first {
+		rank -= span
+	}
+	return strconv.FormatInt(rank, 10)
+}
+
+// HasOneKey reports whether c is the command of RenewWriter.
+func (c Command) HasOneKey() bool { return c.args[2] == "1" }
+
+// With returns the same call of a variant of its script, for tests.
+func (c Command) With(variant *Script) Command {
+	args := append([]any(nil), c.args...)
+	args[1] = variant.digest
+	return Command{variant, args}
+}
+
+// WithSource returns c with the source in place of the digest, for a server that does not know the script.
+func (c Command) WithSource() Command {
+	full := append([]any(nil), c.args...)
+	full[0], full[1] = "eval", c.Script.source
+	return Command{c.Script, full}
+}
+
+// Redis returns c as a command of go-redis.
+func (c Command) Redis(ctx context.Context) *redis.Cmd {
+	sent := redis.NewCmd(ctx, c.args...)
+	sent.SetFirstKeyPos(keysAt)
+	return sent
+}
+
+// Eval sends c through a client that can only evaluate scripts.
+func (c Command) Eval(ctx context.Context, rc redis.Scripter) *redis.Cmd {
+	end := keysAt + 4
+	if c.HasOneKey() {
+		end = keysAt + 1
+	}
+	var names []string
+	for _, key := range c.args[keysAt:end] {
+		names = append(names, key.(string))
+	}
+	if c.args[0] == "eval" {
+		return rc.Eval(ctx, c.args[1].(string), names, c.args[end:]...)
+	}
+	return rc.EvalSha(ctx, c.args[1].(string), names, c.args[end:]...)
+}
