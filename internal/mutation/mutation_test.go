@@ -48,10 +48,10 @@ func scenario(test string) checker { return checker{".", "^" + test + "$", []str
 
 var mutants = []mutant{
 	// Trust.
-	{"trust counts from the reply", "ballot.go", "s = h.entered(s, start, r, err)", "s = h.entered(s, max(start, now()), r, err)", sim},
-	{"no timer ends the trust", "keeper.go", "go s.hold.over(s, errExpired)", "_ = s", sim},
-	{"a grant message is taken for a new lease", "ballot.go", "		h.grant(s, now(), token)\n		if s.in {",
-		"		h.grant(s, now(), token)\n		s.limit.Store(int64(h.m.trusted(now())))\n		if s.in {", sim},
+	{"trust counts from the reply", "internal/acquisition/part.go", "		p = p.onAcquired(sent, r, err)\n", "		p = p.onAcquired(max(sent, clock.Now()), r, err)\n", sim},
+	{"no timer ends the trust", "internal/node/renewer.go", "func() { l.owner.OnExpired(ErrExpired) }", "func() {}", sim},
+	{"a grant message is taken for a new lease", "internal/acquisition/part.go", "		p.grant(clock.Now(), token)\n		if p.in {",
+		"		p.grant(clock.Now(), token)\n		p.Acknowledge(clock.Now())\n		if p.in {", sim},
 
 	// Leases.
 	{"no lease is ever purged", "lua/prelude.lua", "	if #ended == 0 then\n		return\n	end\n", "	if true then\n		return\n	end\n", model},
@@ -63,7 +63,7 @@ var mutants = []mutant{
 	// Once.
 	{"unlock frees whoever holds", "lua/unlock.lua", "local alone = mine and", "mine = ARGV[2] == 'w'\nlocal alone = mine and", model},
 	{"an id enters again after it has left", "lua/enter.lua", "if redis.call('ZSCORE', LEASES, '-' .. id) then", "if false then", model},
-	{"an enter that may still be under way is not buried", "ballot.go", "s.bury = !never && (err != nil && !has(err, full) || time.Duration(t-start) >= s.node().resend)", "s.bury = never && false", scenario("TestLateCopyOfAnEnterIsRefused")},
+	{"a release leaves no tombstone for an acquire that may still be under way", "internal/acquisition/part.go", "p.Tombstone = err != nil && !lockerr.Has(err, lockerr.Full) || p.node.MaySendTwice(sent)", "p.Tombstone = false", scenario("TestLateCopyOfAnEnterIsRefused")},
 	{"whoever is unknown is entered by its keep", "lua/refresh.lua", "elseif lives(redis.call('ZSCORE', LEASES, id)) then", "else", model},
 
 	// Order, and nobody idle.
@@ -71,22 +71,22 @@ var mutants = []mutant{
 	{"a keep hands nothing on when a lease has ended", "lua/refresh.lua", "drop()\nsettle()\n", "drop()\n", model},
 	{"a leave hands nothing on", "lua/unlock.lua", "settle()\nif blocked then", "if blocked then", model},
 	{"a downgrade lets the next writer in between", "lua/refresh.lua", "	redis.call('DEL', HOLDER)\n	redis.call('SADD'", "	redis.call('DEL', HOLDER)\n	held = 'none'\n	settle()\n	redis.call('SADD'", model},
-	{"who gives up does not leave", "ballot.go", "	h.phase = given // also if it was granted a moment ago\n	h.partAll()\n", "	h.phase = given\n", sim},
+	{"a caller that gives up does not release", "internal/acquisition/acquisition.go", "	if ctx.Err() != nil {\n		a.releaseInBackground()\n", "	if ctx.Err() != nil {\n", sim},
 
-	{"a try waits that has lost its grant", "ballot.go", "h.stood || !h.try && quorum", "h.stood || quorum", scenario("TestTryThatIsLostBeforeItIsALockIsRefused")},
+	{"a try waits that has lost its grant", "internal/acquisition/acquisition.go", "a.queued || !a.try && quorum", "a.queued || quorum", scenario("TestTryThatIsLostBeforeItIsALockIsRefused")},
 
-	{"calls are not limited", "limiter.go", "	n := connections(rc)\n", "	n := connections(rc) << 10\n", scenario("TestManyWhoAskAtOnceAllWait")},
+	{"calls are not limited", "internal/node/limiter.go", "	n := connections(rc)\n", "	n := connections(rc) << 10\n", scenario("TestManyWhoAskAtOnceAllWait")},
 
 	// Tokens.
 	{"a token is not written back", "lua/prelude.lua", "	redis.call('SET', TOKEN, digits(n), 'PX', RETENTION)\n", "", model},
-	{"nodes with a lower token count for a higher one", "ballot.go", "t.until() >= soon && t.token == s.token {", "t.until() >= soon && t.token <= s.token {", scenario("TestTokensRiseAlthoughMajoritiesDiffer")},
+	{"nodes with a lower token count for a higher one", "internal/acquisition/quorum.go", "other.Until() >= soon && other.token == p.token {", "other.Until() >= soon && other.token <= p.token {", scenario("TestTokensRiseAlthoughMajoritiesDiffer")},
 	{"a node does not raise its token", "lua/refresh.lua", "return standing(kind, id, tonumber(ARGV[5]))", "return standing(kind, id)", model},
 
 	// Several nodes.
 	{"half of the nodes are a quorum", "internal/quorum/quorum.go", "return n/2 + 1", "return max(1, n/2)", sim},
-	{"nobody makes way for a lower rank", "ballot.go", "if r.preceded && h.phase == wanted && !h.majority() {", "if false {", scenario("TestSplitVotesAreResolvedByRank")},
-	{"a majority with a gap counts", "ballot.go", "	if h.phase == held && counted && !h.heldSince(from) {",
-		"	if h.phase == held && counted && !h.majority() {", scenario("TestLockIsLostWhenAMajorityForgetsIt")},
+	{"nobody makes way for a lower rank", "internal/acquisition/part.go", "if r.Preceded && a.state == pending && !a.hasMajority() {", "if false {", scenario("TestSplitVotesAreResolvedByRank")},
+	{"a majority with a gap counts", "internal/acquisition/part.go", "case a.state == held && counted && !a.heldSince(from):",
+		"case a.state == held && counted && !a.hasMajority():", scenario("TestLockIsLostWhenAMajorityForgetsIt")},
 
 	// Foreign data.
 	{"unlock pops before it looks", "lua/unlock.lua", "	head = head or queue >= 0 and redis.pcall('ZRANGE', KEYS[2], '0', '0', 'WITHSCORES') or {}\n",
@@ -94,7 +94,7 @@ var mutants = []mutant{
 	{"an unlock takes its intent out of foreign data", "lua/unlock.lua", "	if intents then", "	if true then", foreign},
 	{"an unlock takes its lease out of foreign data", "lua/unlock.lua", "	if leases then", "	if true then", foreign},
 	{"a tombstone is put into foreign data", "lua/unlock.lua", "if tombstone and leases then", "if tombstone then", scenario("TestReleaseInTheBackgroundLeavesForeignDataAlone")},
-	{"an unlock says nothing of foreign data", "leave.go", "if err == nil && r.status == foreign {", "if false {", scenario("TestUnlockOfALockAmongForeignDataSaysSo")},
+	{"an unlock does not tell of foreign data", "internal/acquisition/release.go", "if err == nil && r.Status == script.Foreign {", "if false {", scenario("TestUnlockOfALockAmongForeignDataSaysSo")},
 	{"a join does not look at the holder key", "lua/queue.lua", "	and redis.call('PTTL', KEYS[1]) >= 0 and redis.call('PTTL', KEYS[2]) >= 0 then",
 		"	and redis.call('PTTL', KEYS[2]) >= 0 then", scenario("TestForeignHolderEndsEveryWait")},
 	{"a reader joins without a look at the leases", "lua/rlock.lua", "last[1] and redis.call('PTTL', KEYS[3]) >= 0 and", "last[1] and", foreign},
@@ -106,18 +106,25 @@ var mutants = []mutant{
 	{"a reader's renewal begins with a growing write", "lua/refresh.lua", "			and redis.call('ZREM', KEYS[3], '') == 0\n", "", scenario("TestFullRedisKeepsTheLocksItHas")},
 	{"a downgrade begins with a growing write", "lua/refresh.lua", "redis.call('ZREM', LEASES, '') --", "--", scenario("TestFullRedisKeepsTheLocksItHas")},
 	{"an acquire settles before it is refused on a full Redis", "lua/enter.lua", "	redis.call('ZADD', LEASES, 'XX', '0', '') --", "	--", scenario("TestFullRedisKeepsTheLocksItHas")},
-	{"nobody says that Redis is full", "errors.go", "	case strings.Contains(text, \"OOM command not allowed\"):", "	case false:", scenario("TestLocksOutliveAFullRedis")},
+	{"the error does not tell that Redis is full", "internal/lockerr/lockerr.go", "	case strings.Contains(text, \"OOM command not allowed\"):", "	case false:", scenario("TestLocksOutliveAFullRedis")},
 
 	// Nesting.
-	{"a context is cancelled under the mutex", "ballot.go", "	// A renewal whose reply was lost may have kept it on the server.\n", "	h.end()\n", scenario("TestForeignCodeMayCallTheLibrary/contexts")},
-	{"a context is made under the mutex", "hold.go", "	l.ctx, l.cancel = context.WithCancelCause(ctx)\n	h.mu.Lock()\n",
-		"	h.mu.Lock()\n	l.ctx, l.cancel = context.WithCancelCause(ctx)\n", scenario("TestForeignCodeMayCallTheLibrary/contexts")},
-	{"the text of an error is asked for under the mutex", "errors.go", "caused{ErrRedis, said(cause), 0}", "caused{ErrRedis, cause, 0}", scenario("TestErrorsOfTheClientMayCallTheLibrary")},
-	{"the first unlock frees the hold", "hold.go", "	last = h.one == nil && len(h.more) == 0\n", "	last = true\n", sim},
+	{"a context is canceled under the mutex", "internal/acquisition/acquisition.go", "	// A renewal whose reply was lost may have renewed it on the server.\n", "	a.users.end(why)\n", scenario("TestForeignCodeMayCallTheLibrary/contexts")},
+	{"a context is asked under the mutex", "internal/acquisition/acquisition.go", "	a.users.add(u, write)\n",
+		"	a.users.add(u, write)\n	_ = u.(context.Context).Err()\n", scenario("TestForeignCodeMayCallTheLibrary/contexts")},
+	{"the text of an error is read under the mutex", "internal/lockerr/lockerr.go", "c := caused{ErrRedis, readOnce(cause), 0}", "c := caused{ErrRedis, cause, 0}", scenario("TestErrorsOfTheClientMayCallTheLibrary")},
+	{"the first unlock releases the acquisition", "internal/acquisition/acquisition.go", "	if a.users.none() {\n", "	if true {\n", sim},
+
+	// The seams between the packages.
+	{"an answer that arrives for a part that was replaced counts", "internal/acquisition/part.go", "return p.acq.parts[p.index] == p && (", "return (", sim},
+	{"a renewal that is answered \"gone\" is not told", "internal/node/renewer.go", "return func() { l.owner.OnExpired(why) }", "return nil", sim},
+	{"a renewal that is answered is not told", "internal/node/renewer.go", "return func() { l.owner.OnRenewed(sent, r) }", "return nil", sim},
+	{"a loss is not told to the locks", "internal/acquisition/acquisition.go", "		n.acquisition.users.end(n.err)\n", "", sim},
+	{"a command names its keys in another order", "internal/script/command.go", "\"evalsha\", s.digest, \"4\", p.Keys.holder, p.Keys.intents, p.Keys.leases, p.Keys.token,", "\"evalsha\", s.digest, \"4\", p.Keys.holder, p.Keys.leases, p.Keys.intents, p.Keys.token,", model},
 
 	// Crowds.
-	{"a waiter for a lock on a closed client goes on", "ballot.go", " || has(err, closedDown)", "", scenario("TestWaiterOnAClosedClientIsTold")},
-	{"a renewal says that foreign data is no data", "keeper.go", "			why = notLock(r)\n		}\n		s.hold.over", "			why = errGone\n		}\n		s.hold.over", scenario("TestWaitersAreToldOfForeignData")},
+	{"a waiter for a lock on a closed client goes on", "internal/acquisition/part.go", " || lockerr.Has(err, lockerr.ClientClosed)", "", scenario("TestWaiterOnAClosedClientIsTold")},
+	{"a renewal takes foreign data for lost data", "internal/node/renewer.go", "			why = lockerr.Foreign(r.Data)\n", "			why = ErrGone\n", scenario("TestWaitersAreToldOfForeignData")},
 }
 
 func TestEveryMutantIsCaught(t *testing.T) {
