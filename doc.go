@@ -26,9 +26,9 @@
 //     flight is doing.
 //  3. Own lease. Each participant, waiting or holding, has a lease of its own.
 //     None shortens, prolongs or clears another's.
-//  4. Once. A request acquires at most once, under one id. If its reply was
-//     lost and it is sent again, it neither locks the caller out nor leaves a
-//     ghost. If it arrives after its own release, it is refused.
+//  4. Once. An id acquires at most once. A request that is sent again because
+//     its reply was lost neither locks the caller out nor leaves a ghost. One
+//     that arrives after its own release is refused.
 //  5. No idle lock. No waiter that could be granted the lock is left waiting:
 //     whatever frees the lock hands it on in the same script, to the next in
 //     order, which is one writer or the whole run of readers in front.
@@ -58,9 +58,9 @@
 //   - the server evicts a key (maxmemory-policy must be noeviction);
 //   - the server's clock is set forward.
 //
-// The first holder learns of the loss at its next renewal, at half the TTL. A
-// process that is paused, by a debugger or with its virtual machine, cannot act
-// on the end of its context at all.
+// The first holder learns of the loss at its next renewal, at half the TTL. Nor
+// can a process act on the end of its context while it is paused, by a debugger
+// or together with its virtual machine.
 //
 // Fencing tokens close this gap. Whatever must not be written twice should
 // refuse a token lower than one it has seen. A holder that has been overtaken has
@@ -79,7 +79,8 @@
 // A release hands the lock to the next in the queue within the script, and
 // publishes the grant to the mailbox of the process concerned, unless that is the
 // process that releases. A mailbox is a Pub/Sub channel. All mutexes on a client
-// share one, and it is open only while somebody waits.
+// share one, and it is open only while somebody waits and for a few seconds
+// after.
 //
 // Holders and waiters renew their leases at half the TTL; renewals that are due
 // at about the same time share a round trip. An uncontended Lock and Unlock is
