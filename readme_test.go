@@ -1,7 +1,6 @@
 package redismutex
 
-// This file answers: is what the README says of ACLs enough, and no more than
-// that?
+// The ACL command in docs/operations.md allows what the library needs, and no more.
 
 import (
 	"context"
@@ -18,16 +17,16 @@ import (
 	"github.com/redismutex/redismutex/internal/script"
 )
 
-// readmeACL is the README's ACL SETUSER command, as words.
+// readmeACL is the ACL SETUSER command of docs/operations.md, as words.
 func readmeACL(t *testing.T) []string {
-	readme, err := os.ReadFile("README.md")
+	page, err := os.ReadFile("docs/operations.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, rest, _ := strings.Cut(string(readme), "```\nACL ")
+	_, rest, _ := strings.Cut(string(page), "```\nACL ")
 	command, _, found := strings.Cut(rest, "\n```")
 	if !found {
-		t.Fatal("the README has no ACL command")
+		t.Fatal("docs/operations.md has no ACL command")
 	}
 	return append([]string{"ACL"}, strings.Fields(strings.ReplaceAll(command, "\\\n", " "))...)
 }
@@ -50,7 +49,7 @@ func TestReadmeNamesTheCommandsOfTheScripts(t *testing.T) {
 	}
 	slices.Sort(allowed)
 	if used = slices.Compact(used); !slices.Equal(used, allowed) {
-		t.Errorf("the README allows %q, used are %q", allowed, used)
+		t.Errorf("docs/operations.md allows %q, the scripts and the client use %q", allowed, used)
 	}
 }
 
