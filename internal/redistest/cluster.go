@@ -53,7 +53,7 @@ func Cluster(tb testing.TB, masters int) *ClusterServers {
 		}
 	}
 	for _, n := range c.nodes {
-		eventually(tb, "the cluster is whole", func() bool {
+		Eventually(tb, "the cluster is whole", func() bool {
 			info := fields(n.admin.ClusterInfo(ctx).Val())
 			//lint:ignore SA1019 Redis 6.2 has no CLUSTER SHARDS
 			shards, err := n.admin.ClusterSlots(ctx).Result()
@@ -87,11 +87,11 @@ func (c *ClusterServers) AddReplica(tb testing.TB, of int) *Server {
 	n.id = n.ask(tb, "CLUSTER", "MYID").(string)
 	master.do(tb, "CONFIG", "SET", "repl-diskless-sync-delay", 0)
 	n.do(tb, "CLUSTER", "MEET", "127.0.0.1", master.port)
-	eventually(tb, "the replica knows its master", func() bool {
+	Eventually(tb, "the replica knows its master", func() bool {
 		return n.admin.ClusterReplicate(ctx, master.id).Err() == nil
 	})
 	// A replica that does not know the other masters when its own dies can ask nobody for a vote.
-	eventually(tb, "it follows, and the masters and it know each other", func() bool {
+	Eventually(tb, "it follows, and the masters and it know each other", func() bool {
 		known := n.admin.ClusterNodes(ctx).Val()
 		for _, m := range c.nodes {
 			if !strings.Contains(known, m.id) || !strings.Contains(m.admin.ClusterNodes(ctx).Val(), n.id) {

@@ -10,7 +10,7 @@ func TestSentinelReplacesADeadMaster(t *testing.T) {
 	}
 	old := s.Master()
 	old.Kill()
-	eventually(t, "another master takes writes", func() bool {
+	Eventually(t, "another master takes writes", func() bool {
 		return rc.Set(t.Context(), "k", "w", 0).Err() == nil
 	})
 	if s.Master() == old {

@@ -29,9 +29,6 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// patience is how long anything may take on a machine that is busy with other tests.
-const patience = 20 * time.Second
-
 // Server is a redis-server process. Its methods are not safe for concurrent use.
 type Server struct {
 	command []string
@@ -150,7 +147,7 @@ func (s *Server) awaitAnswer() error {
 			return nil
 		case err == nil:
 			return fmt.Errorf("another server, pid %d, answers there", pid)
-		case time.Since(start) > patience:
+		case time.Since(start) > Patience:
 			return err
 		}
 		select {
@@ -249,18 +246,3 @@ func (s *Server) Freeze() { s.process.signal(sigStop) }
 
 // Thaw lets a frozen server go on, with what has been sent to it meanwhile.
 func (s *Server) Thaw() { s.process.signal(sigCont) }
-
-// eventually waits for what only another process can bring about.
-func eventually(tb testing.TB, what string, holds func() bool) {
-	tb.Helper()
-	within(tb, patience, what, holds)
-}
-
-func within(tb testing.TB, limit time.Duration, what string, holds func() bool) {
-	tb.Helper()
-	for start := time.Now(); !holds(); time.Sleep(10 * time.Millisecond) {
-		if time.Since(start) > limit {
-			tb.Fatalf("redistest: in vain waited %v until %s", limit, what)
-		}
-	}
-}

@@ -50,7 +50,7 @@ func TestFrozenServerAnswersOnlyAfterThaw(t *testing.T) {
 		t.Fatal("a frozen server answered")
 	}
 	s.Thaw()
-	eventually(t, "what was sent to the frozen server has been run", func() bool {
+	Eventually(t, "what was sent to the frozen server has been run", func() bool {
 		return rc.Get(t.Context(), "n").Val() == "1"
 	})
 }
