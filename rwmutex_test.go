@@ -30,10 +30,10 @@ const (
 )
 
 // Promise 1, exclusion: at every instant of the server there is one writer, or any number of readers, or nobody. Eight
-// processes lock for reading and writing for twenty seconds.
+// processes lock for reading and writing for ten seconds.
 func TestWriterExcludesEverybody(t *testing.T) {
 	inWorld(t, func(w world) {
-		const lasting = 20 * time.Second
+		const lasting = 10 * time.Second
 		var inside redistest.Witness
 		var all sync.WaitGroup
 		start := time.Now()
@@ -58,8 +58,8 @@ func TestWriterExcludesEverybody(t *testing.T) {
 			w.Errorf("within %v %d of %d holders overlapped with others, want none; the first: %s",
 				lasting, len(inside.Overlaps), inside.Wrote+inside.Read, inside.Overlaps[0])
 		}
-		if inside.Wrote < 100 || inside.Together < 2 {
-			w.Errorf("within %v there were %d writers, and at most %d readers at once; want 100 and 2 at least",
+		if inside.Wrote < 50 || inside.Together < 2 {
+			w.Errorf("within %v there were %d writers, and at most %d readers at once; want 50 and 2 at least",
 				lasting, inside.Wrote, inside.Together)
 		}
 	})
@@ -77,7 +77,7 @@ func TestContextEndsNoLaterThanTheLease(t *testing.T) {
 					time.Sleep(3 * redismutex.DefaultTTL) // it is renewed a few times
 					network.Hole(!replies, true)
 					failed := time.Now()
-					ended := redistest.Later(func() (error, error) { <-holder.Done(); return context.Cause(holder), nil })
+					ended := redistest.Later(func() (*redismutex.Lock, error) { <-holder.Done(); return nil, context.Cause(holder) })
 
 					other, _ := w.process()
 					next := <-later(w.Context(), other.LockContext)
@@ -88,13 +88,12 @@ func TestContextEndsNoLaterThanTheLease(t *testing.T) {
 					synctest.Wait()
 					select {
 					case o := <-ended:
-						if !errors.Is(o.Value, redismutex.ErrLockLost) {
-							w.Errorf("the cause of the holder's end: want ErrLockLost, got %v", o.Value)
+						if !errors.Is(o.Err, redismutex.ErrLockLost) {
+							w.Errorf("want the context to end with ErrLockLost, got %v", o.Err)
 						}
 						w.Logf("the holder ended %v after the network had failed, the next one began after %v", o.At.Sub(failed), after)
 					default:
-						w.Errorf("the next holder began %v after the network had failed; want the context of the first done by then, but it is trusted for another %v",
-							after, time.Until(holder.Until()))
+						w.Errorf("the next holder began %v after the network had failed; want the context of the first done by then, it is not", after)
 					}
 				})
 			})
@@ -244,26 +243,26 @@ func TestWhateverFreesTheLockHandsItOn(t *testing.T) {
 		"a writer unlocks before a writer": func(w world) []*participant {
 			line := w.line("w wr", long)
 			cutOff(line[1:])
-			w.unlock(<-line[0].lock)
+			w.unlock(w.granted(line[0]))
 			return line[1:2]
 		},
 		"a writer unlocks before readers": func(w world) []*participant {
 			line := w.line("w rrrwr", long)
 			cutOff(line[1:])
-			w.unlock(<-line[0].lock)
+			w.unlock(w.granted(line[0]))
 			return line[1:4]
 		},
 		"the last reader unlocks": func(w world) []*participant {
 			line := w.line("rr wr", long)
 			cutOff(line[2:])
-			w.unlock(<-line[0].lock)
-			w.unlock(<-line[1].lock)
+			w.unlock(w.granted(line[0]))
+			w.unlock(w.granted(line[1]))
 			return line[2:3]
 		},
 		"a writer becomes a reader": func(w world) []*participant {
 			line := w.line("w rrw", long)
 			cutOff(line[1:])
-			if err := (<-line[0].lock).Downgrade(w.Context()); err != nil {
+			if err := w.granted(line[0]).Downgrade(w.Context()); err != nil {
 				w.Fatal(err)
 			}
 			return line[:3]
@@ -278,12 +277,14 @@ func TestWhateverFreesTheLockHandsItOn(t *testing.T) {
 		"the lease of a writer has ended, and somebody tries": func(w world) []*participant {
 			crashed := w.line("w")
 			line := w.line(" wr", long)
-			return append(w.expire(crashed, line), line[0])
+			w.expire(crashed, line)
+			return line[:1]
 		},
 		"the lease of a reader has ended, and somebody tries": func(w world) []*participant {
 			crashed := w.line("r")
 			line := w.line(" wr", long)
-			return append(w.expire(crashed, line), line[0])
+			w.expire(crashed, line)
+			return line[:1]
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -388,7 +389,9 @@ func TestFirstComeFirstServed(t *testing.T) {
 					if took := o.At.Sub(asked); o.Err != nil || took > most {
 						w.Errorf("want the lock within %v, got it (%v) after %v", most, o.Err, took)
 					}
-					w.unlock(o.Value)
+					if o.Err == nil {
+						w.unlock(o.Value)
+					}
 				case <-time.After(time.Minute):
 					w.Errorf("want the lock within %v, have waited for %v", most, time.Since(asked))
 				}
@@ -840,9 +843,9 @@ func cutOff(line []*participant) {
 	}
 }
 
-// expire has the crashed ones' leases end while a line waits, and then somebody tries, who is refused. Nobody holds of
-// the crashed.
-func (w world) expire(crashed, line []*participant) (none []*participant) {
+// expire has processes crash, and their leases end while a line waits that is cut off. Then somebody tries to lock, and
+// is refused.
+func (w world) expire(crashed, line []*participant) {
 	w.Helper()
 	for _, p := range crashed {
 		redistest.Crash(p.network)
@@ -853,12 +856,9 @@ func (w world) expire(crashed, line []*participant) (none []*participant) {
 	if _, err := other.TryLockContext(w.Context()); !errors.Is(err, redismutex.ErrLock) {
 		w.Errorf("a try while others wait: want ErrLock, got %v", err)
 	}
-	return nil
 }
 
-// What Redis says of the lock.
-
-// holders are the ids of those that hold, sorted.
+// holders returns the ids of those that hold, as Redis has them, sorted.
 func (w world) holders() []string {
 	if id, err := w.Admin.Get(w.Context(), key).Result(); err == nil {
 		return []string{id}
@@ -868,7 +868,7 @@ func (w world) holders() []string {
 	return ids
 }
 
-// queue are the ids of those that wait, in order.
+// queue returns the ids of those that wait, in order.
 func (w world) queue() (ids []string) {
 	for _, intent := range w.Admin.ZRange(w.Context(), queueKey, 0, -1).Val() {
 		ids = append(ids, intent[1:]) // its first byte is w or r
@@ -885,7 +885,7 @@ func (w world) waiting(want int) {
 	}
 }
 
-// leases are the ends of the leases of readers and waiters, by id.
+// leases returns when the leases of readers and waiters end, by id.
 func (w world) leases() map[string]time.Time {
 	ends := map[string]time.Time{}
 	for _, z := range w.Admin.ZRangeWithScores(w.Context(), leaseKey, 0, -1).Val() {

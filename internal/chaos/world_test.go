@@ -2,7 +2,7 @@
 
 package chaos
 
-// This file answers: which worlds are there, and what goes on in each of them?
+// This file has the worlds, one test each, and what goes on in each of them.
 
 import (
 	"encoding/json"
@@ -179,13 +179,13 @@ func (w *world) run(faults ...fault) {
 	for range clients {
 		w.start()
 	}
-	time.Sleep(500 * time.Millisecond)
+	time.Sleep(500 * time.Millisecond) // without a fault, so that there are holders to hurt
 	w.torment(append(clientFaults, faults...), end.Add(-calm))
 	for _, p := range w.clients {
 		p.tell("calm", 0, true)
 	}
 	w.healed = mono()
-	time.Sleep(calm)
+	time.Sleep(calm) // the point: all get on now that nothing fails
 	finished := mono()
 	for _, p := range w.clients {
 		p.stdin.Close()

@@ -1,7 +1,5 @@
 package redistest
 
-// This file answers: where does a cluster come from, and how does a slot move within it?
-
 import (
 	"context"
 	"strings"
@@ -12,7 +10,7 @@ import (
 
 const slots = 16384
 
-// ClusterServers is a Redis Cluster of masters without replicas.
+// ClusterServers is a Redis Cluster of masters, without replicas unless AddReplica starts one.
 type ClusterServers struct {
 	nodes []*node
 	owner [slots]*node
@@ -77,8 +75,8 @@ func (c *ClusterServers) Client(tb testing.TB, mutate ...func(*redis.ClusterOpti
 	return rc
 }
 
-// AddReplica starts a replica of the master with that index, which takes its place when that has died. Owner and the
-// migrations know nothing of it: they are for masters that live.
+// AddReplica starts a replica of the master with that index, which takes the master's place when that has died. Owner and
+// the migrations know nothing of replicas: they are for masters that live.
 func (c *ClusterServers) AddReplica(tb testing.TB, of int) *Server {
 	tb.Helper()
 	ctx, master := context.Background(), c.nodes[of]

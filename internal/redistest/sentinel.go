@@ -1,7 +1,5 @@
 package redistest
 
-// This file answers: where does a master come from that is replaced when it dies?
-
 import (
 	"context"
 	"net"

@@ -1,6 +1,6 @@
 package sim
 
-// This file answers: how long is simulated, what was it worth, and how is a failure replayed?
+// This file runs the simulation, reports what it met, and replays a failure by its seed.
 
 import (
 	"context"
