@@ -27,7 +27,7 @@ import (
 )
 
 var (
-	lasting = flag.Duration("chaos.for", 16*time.Second, "how long the clients are at work, in each world")
+	lasting = flag.Duration("chaos.for", 10*time.Second, "how long the clients are at work, in each world")
 	seeded  = flag.Uint64("chaos.seed", 0, "plan the faults by it; 0: by another one each time")
 )
 
@@ -35,6 +35,8 @@ const (
 	clients = 3
 	// calm is how long nothing fails in the end, so that it shows who does not get on.
 	calm = 5 * time.Second
+	// thorough is from when on a run has to meet every fault.
+	thorough = 16 * time.Second
 )
 
 // A world is a kind of Redis, its clients, and what befalls them.

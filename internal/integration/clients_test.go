@@ -109,7 +109,7 @@ func TestAutoPipelinerLocks(t *testing.T) {
 			if w.Seen() > 0 {
 				t.Errorf("want no overlap, saw %d: %v", w.Seen(), w.Overlaps)
 			}
-			outlive(t, held, 2*ttl)
+			outlive(t, 2*ttl, held)
 			s.unlock(held)
 
 			// The end of the context ends a wait in the queue.

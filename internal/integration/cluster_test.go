@@ -89,9 +89,9 @@ func TestClusterSlotMigratesWhileHeld(t *testing.T) {
 			const ttl = time.Second
 			l := lock(t, m.mutex(t, ttl).LockContext)
 			m.begin(t, move...)
-			outlive(t, l, 2*ttl)
+			outlive(t, 2*ttl, l)
 			m.end(t)
-			outlive(t, l, ttl)
+			outlive(t, ttl, l)
 			unlock(t, l)
 			unlock(t, lock(t, m.mutex(t, ttl).TryLockContext))
 		})
@@ -107,7 +107,7 @@ func TestClusterSlotMigratesWhileHeld(t *testing.T) {
 		}
 		m.begin(t, "%s")
 		m.end(t)
-		outlive(t, readers[0], ttl*3/2)
+		outlive(t, ttl*3/2, readers[0])
 		for _, l := range readers {
 			unlock(t, l)
 		}
@@ -121,7 +121,7 @@ func TestClusterSlotMigratesWhileHeld(t *testing.T) {
 		waiter := later(m.mutex(t, ttl).LockContext)
 		redistest.Eventually(t, "it waits", func() bool { return waits(t, m.c, m.key) == 1 })
 		m.begin(t, "%s")
-		outlive(t, holder, 2*ttl)
+		outlive(t, 2*ttl, holder)
 		m.end(t)
 		unlock(t, holder)
 		select {
@@ -180,9 +180,7 @@ func TestClusterMasterThatHangsLosesOnlyItsOwnLocks(t *testing.T) {
 			t.Fatalf("want the locks on the master that hangs lost, one is still held after %v", redistest.Patience)
 		}
 	}
-	for _, l := range others {
-		outlive(t, l, redismutex.DefaultTTL)
-	}
+	outlive(t, redismutex.DefaultTTL, others...)
 }
 
 // A migration of the slot of one lock's keys to another master.

@@ -123,8 +123,9 @@ func TestUnlockAmongForeignDataReturnsErrNotLock(t *testing.T) {
 // wait.
 func TestForeignHolderEndsEveryWait(t *testing.T) {
 	s := open(t)
-	holder := s.lock(s.mutex(nil, redismutex.WithTTL(short)).LockContext)
-	mutex := s.mutex(nil, redismutex.WithTTL(short))
+	const ttl = 2 * time.Second // a waiter learns it with its next renewal, and 101 are renewed
+	holder := s.lock(s.mutex(nil, redismutex.WithTTL(ttl)).LockContext)
+	mutex := s.mutex(nil, redismutex.WithTTL(ttl))
 	rc, sent := s.client(nil), &redistest.Counter{}
 	rc.AddHook(sent)
 	another := s.mutexOf(rc, redismutex.WithTTL(long))

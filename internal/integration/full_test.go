@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 
@@ -17,7 +18,7 @@ import (
 // that Redis is full.
 func TestLocksOutliveAFullRedis(t *testing.T) {
 	s := open(t)
-	const ttl = 2 * short // a waiter that is late loses its place, and is refused a new one
+	const ttl = 2 * time.Second // a waiter that is late loses its place, and is refused a new one
 	process := func(name string) *redismutex.RWMutex {
 		return redismutex.NewMutex(s.client(nil), name, redismutex.WithTTL(ttl))
 	}
@@ -55,9 +56,7 @@ func TestLocksOutliveAFullRedis(t *testing.T) {
 	for _, name := range []string{"w", "r", "d", "l", "fresh", "new"} {
 		refused(name)
 	}
-	for _, l := range []*redismutex.Lock{writer, reader, another, downgraded, last} {
-		outlive(t, l, 5*ttl/2)
-	}
+	outlive(t, 3*ttl/2, writer, reader, another, downgraded, last)
 	for _, waiter := range []<-chan outcome{behindWriter, readersBehind, behindReaders, behindLast, behindDowngraded} {
 		s.none(waiter)
 	}
@@ -70,7 +69,7 @@ func TestLocksOutliveAFullRedis(t *testing.T) {
 	s.unlock(s.soon(behindLast))
 	s.unlock(writer)
 	next := s.soon(behindWriter)
-	outlive(t, next, 3*ttl/2)
+	outlive(t, ttl, next)
 	s.unlock(next)
 	s.unlock(s.soon(readersBehind))
 	s.unlock(another)

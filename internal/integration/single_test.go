@@ -271,6 +271,8 @@ func TestAcquireThatArrivesAfterItsReleaseIsRefused(t *testing.T) {
 			link := faultnet.New(nil)
 			mutex := s.mutex(link, redismutex.WithTTL(long))
 			s.unlock(s.lock(acquire(mutex, write))) // the server has the script
+			// The first lock has left a tombstone, too, if the machine was so slow that it may have been sent twice.
+			tombstones := s.rc.ZCard(s.Context(), leases).Val()
 			release := link.HoldRequest("try:")
 			ctx, cancel := context.WithCancel(s.Context())
 			caller := laterIn(ctx, acquire(mutex, write))
@@ -279,7 +281,7 @@ func TestAcquireThatArrivesAfterItsReleaseIsRefused(t *testing.T) {
 			if o := <-caller; !errors.Is(o.Err, context.Canceled) {
 				t.Errorf("want an error that matches %q, got %v", context.Canceled, o.Err)
 			}
-			s.eventually("its release has run", func() bool { return s.rc.ZCard(s.Context(), leases).Val() > 0 })
+			s.eventually("its release has run", func() bool { return s.rc.ZCard(s.Context(), leases).Val() > tombstones })
 			before := redistest.ScriptsRun(s.rc)
 			release()
 			s.eventually("it has arrived", func() bool { return redistest.ScriptsRun(s.rc) > before })

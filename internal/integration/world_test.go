@@ -173,16 +173,18 @@ func soon(t *testing.T, c <-chan outcome) *redismutex.Lock {
 	}
 }
 
-// outlive waits until l has been renewed so often that it outlives d from now.
-func outlive(t *testing.T, l *redismutex.Lock, d time.Duration) {
+// outlive waits until the locks have been renewed so often that all of them outlive d from now.
+func outlive(t *testing.T, d time.Duration, locks ...*redismutex.Lock) {
 	t.Helper()
 	start := time.Now()
-	redistest.Eventually(t, "it is renewed", func() bool {
-		if l.Err() != nil {
-			t.Fatalf("want it held for %v, lost after %v: %v", d, time.Since(start), context.Cause(l))
-		}
-		return l.Until().After(start.Add(d))
-	})
+	for _, l := range locks {
+		redistest.Eventually(t, "it is renewed", func() bool {
+			if l.Err() != nil {
+				t.Fatalf("want it held for %v, lost after %v: %v", d, time.Since(start), context.Cause(l))
+			}
+			return l.Until().After(start.Add(d))
+		})
+	}
 }
 
 // never checks for a while that the lock is not granted.
