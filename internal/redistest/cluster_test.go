@@ -9,6 +9,7 @@ import (
 )
 
 func TestClusterServesEverySlot(t *testing.T) {
+	t.Parallel()
 	c := Cluster(t, 3)
 	rc := c.Client(t)
 	if n := len(c.Nodes()); n != 3 {
@@ -22,6 +23,7 @@ func TestClusterServesEverySlot(t *testing.T) {
 }
 
 func TestClusterHoldsASlotHalfMigrated(t *testing.T) {
+	t.Parallel()
 	ctx := t.Context()
 	c := Cluster(t, 2)
 	rc := c.Client(t)
@@ -62,6 +64,7 @@ func TestClusterHoldsASlotHalfMigrated(t *testing.T) {
 }
 
 func TestClusterReplicaReplacesADeadMaster(t *testing.T) {
+	t.Parallel()
 	ctx := t.Context()
 	c := Cluster(t, 3)
 	replica := c.AddReplica(t, 1)

@@ -3,6 +3,7 @@ package redistest
 import "testing"
 
 func TestSentinelReplacesADeadMaster(t *testing.T) {
+	t.Parallel()
 	s := Sentinel(t)
 	rc := s.Client(t)
 	if err := rc.Set(t.Context(), "k", "v", 0).Err(); err != nil {
