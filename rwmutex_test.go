@@ -514,6 +514,7 @@ func TestNothingStaysInRedis(t *testing.T) {
 		if got := w.Admin.Keys(w.Context(), "*").Val(); !slices.Equal(got, []string{tokenKey}) {
 			w.Errorf("%v after everybody crashed: want %q alone, got %q", 2*longest, tokenKey, got)
 		}
+		w.repairAll() // go-redis dials every second
 		time.Sleep(24 * time.Hour)
 		if got := w.Admin.Keys(w.Context(), "*").Val(); len(got) > 0 {
 			w.Errorf("a day later: want nothing left, got %q", got)
@@ -564,6 +565,7 @@ func TestEveryTokenIsGreaterThanThoseBefore(t *testing.T) {
 			w.Errorf("after Downgrade: want the token that it had, %d, got %d", last, o.Value.Token())
 		}
 		w.unlock(o.Value)
+		w.repairAll() // go-redis dials every second
 		time.Sleep(25 * time.Hour)
 		l := w.lock(mutex.LockContext)
 		next("a day later, when the counter has expired", l)
@@ -723,6 +725,13 @@ func (w world) process(opt ...redismutex.MutexOption) (*redismutex.RWMutex, *fau
 func (w world) crashAll() {
 	for _, network := range *w.networks {
 		redistest.Crash(network)
+	}
+}
+
+// repairAll has every network accept connections again.
+func (w world) repairAll() {
+	for _, network := range *w.networks {
+		network.Refuse(false)
 	}
 }
 
