@@ -73,7 +73,7 @@ func TestRedlock(t *testing.T) {
 	for range nodes {
 		w.serve(redistest.Start(t))
 	}
-	// No more than a minority at once. Who comes back empty stays away until the locks that it has forgotten are over.
+	// No more than a minority at once. A node that comes back empty stays away until the locks it has forgotten are over.
 	const few = (nodes - 1) / 2
 	w.run(append(append(linkFaults(few), freezes(few)...),
 		restart(w, "node killed, kept away, and restarted empty", longest+100*time.Millisecond, few))...)
