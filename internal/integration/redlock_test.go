@@ -20,7 +20,7 @@ import (
 
 const (
 	// tolerable is the TTL here. A node that lost its data has to stay away for as long, so each test waits for it.
-	tolerable = time.Second
+	tolerable = slowdown * time.Second
 
 	// tolerant is the node time-out, as a part of the TTL. The default, 50 ms, is too short for a busy machine.
 	tolerant = 0.25
