@@ -440,9 +440,14 @@ type masters struct {
 	log redistest.Log
 }
 
+// turns lets two of these tests run at a time: each loads a core with its 16 processes and five servers.
+var turns = make(chan struct{}, 2)
+
 func openMasters(t *testing.T) *masters {
 	t.Helper()
 	t.Parallel()
+	turns <- struct{}{}
+	t.Cleanup(func() { <-turns })
 	m := &masters{T: t, Quorum: redistest.StartQuorum(t, 5)}
 	t.Cleanup(func() {
 		if t.Failed() {
