@@ -22,25 +22,21 @@ import (
 // A throng is one process with many goroutines, on one node or several.
 type throng struct {
 	testing.TB
-	nodes  []*redistest.Server
-	rcs    []redis.Scripter
-	log    logged
+	*redistest.Quorum
+	nodes  []redis.Scripter // the process' clients
+	log    redistest.Log
 	errors atomic.Int64
 	first  atomic.Pointer[error]
 }
 
 func newThrong(tb testing.TB, nodes int) *throng {
-	c := &throng{TB: tb}
-	for range nodes {
-		s := redistest.Start(tb)
-		c.nodes = append(c.nodes, s)
-		c.rcs = append(c.rcs, s.Client(tb))
-	}
+	c := &throng{TB: tb, Quorum: redistest.StartQuorum(tb, nodes)}
+	c.nodes = c.Process()
 	tb.Cleanup(func() {
 		if err := c.first.Load(); err != nil {
 			tb.Log("the first error: ", *err)
 		}
-		if n := c.log.count(""); n > 0 {
+		if n := c.log.Count(""); n > 0 {
 			tb.Logf("%d lines in the log: %.2000s", n, c.log.String())
 		}
 	})
@@ -48,18 +44,18 @@ func newThrong(tb testing.TB, nodes int) *throng {
 }
 
 func (c *throng) mutex(name string, opt ...redismutex.MutexOption) *redismutex.RWMutex {
-	return redismutex.NewRedlock(c.rcs, name, append(opt, c.log.option())...)
+	return redismutex.NewRedlock(c.nodes, name, append(opt, redismutex.WithLogger(c.log.Logger()))...)
 }
 
 // hold acquires so many locks, each on one of so many keys, and returns them.
 func (c *throng) hold(n, keys int, write bool) []*redismutex.Lock {
-	acquire := verb(c.mutex("held"), write)
+	lock := acquire(c.mutex("held"), write)
 	locks := make([]*redismutex.Lock, n)
 	var all sync.WaitGroup
 	for part := range 16 {
 		all.Go(func() {
 			for i := part; i < n; i += 16 {
-				l, err := acquire(context.Background(), redismutex.WithKey(fmt.Sprint(i%keys)))
+				l, err := lock(context.Background(), redismutex.WithKey(fmt.Sprint(i%keys)))
 				if err != nil {
 					c.Error(err)
 					return
@@ -138,7 +134,7 @@ func BenchmarkEmptyRestart(b *testing.B) {
 			lines := 0
 			for range b.N {
 				c := newThrong(b, 1)
-				rc := c.nodes[0].Client(b)
+				rc := c.Servers[0].Client(b)
 				other := redismutex.NewMutex(rc, "crowd", redismutex.WithLogger(slog.New(slog.DiscardHandler)))
 				for i := range keys {
 					if _, err := other.LockContext(context.Background(), redismutex.WithKey(fmt.Sprint(i))); err != nil {
@@ -146,14 +142,14 @@ func BenchmarkEmptyRestart(b *testing.B) {
 					}
 				}
 				wait := c.lock(10000, keys)
-				eventually(b, "all wait", func() bool { return waitersOf(rc, "crowd", keys) == 10000 })
-				c.nodes[0].Kill()
-				time.Sleep(6 * time.Second)
-				c.nodes[0].Restart(b)
+				redistest.Eventually(b, "all wait", func() bool { return waitersOf(rc, "crowd", keys) == 10000 })
+				c.Servers[0].Kill()
+				time.Sleep(6 * time.Second) // the outage
+				c.Servers[0].Restart(b)
 				back := time.Now()
 				wait()
 				took += time.Since(back)
-				lines += c.log.count("")
+				lines += c.log.Count("")
 				if n := c.errors.Load(); n > 0 {
 					b.Errorf("%d errors", n)
 				}
@@ -189,7 +185,7 @@ func BenchmarkManyHeld(b *testing.B) {
 				c := newThrong(b, 1)
 				for range b.N {
 					locks := c.hold(100000, keys, write)
-					time.Sleep(3 * redismutex.DefaultTTL)
+					time.Sleep(3 * redismutex.DefaultTTL) // the load: all are renewed
 					b.ReportMetric(float64(lost(locks)), "lost")
 					unlockAll(locks)
 				}

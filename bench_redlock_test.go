@@ -1,7 +1,6 @@
 package redismutex_test
 
-// This file answers: what does a majority of several nodes cost, beside one
-// node? How the benchmarks are run, bench_test.go says.
+// What a majority of several nodes costs, beside one node. bench_test.go tells how to run the benchmarks.
 
 import (
 	"context"
@@ -18,9 +17,8 @@ import (
 	"github.com/redismutex/redismutex/internal/redistest"
 )
 
-// BenchmarkQuorum compares Lock+Unlock on several nodes with the same on one of
-// them, by turns. All are asked at once, so far away it takes hardly longer. A
-// node that is not needed any more before it is asked is not asked: so there may be
+// BenchmarkQuorum compares Lock+Unlock on several nodes with the same on one of them, by turns. All nodes are asked at
+// once, so that far away it takes hardly longer. A node whose answer is not needed any more is not asked: there may be
 // less than 2 commands for a lock and node.
 func BenchmarkQuorum(b *testing.B) {
 	for _, net := range []struct {
@@ -29,8 +27,8 @@ func BenchmarkQuorum(b *testing.B) {
 	}{{"loopback", 0}, {"1ms", 500 * time.Microsecond}} {
 		for _, n := range []int{3, 5} {
 			b.Run(fmt.Sprintf("%s/%dnodes", net.name, n), func(b *testing.B) {
-				clients, nodes := startNodes(b, n, net.delay)
-				one, quorum := redismutex.NewMutex(nodes[0], "one"), redismutex.NewRedlock(nodes, "quorum")
+				quorum, nodes := startNodes(b, n, net.delay)
+				one, all := redismutex.NewMutex(nodes[0], "one"), redismutex.NewRedlock(nodes, "quorum")
 				lock := func(m *redismutex.RWMutex) {
 					l, err := m.LockContext(context.Background())
 					must(b, err)
@@ -45,15 +43,15 @@ func BenchmarkQuorum(b *testing.B) {
 					return time.Since(t)
 				}
 				turn(one) // the clients dial, the servers learn the scripts
-				turn(quorum)
+				turn(all)
 				var oneTime, quorumTime time.Duration
 				locks, sent, allocs := 0, 0, uint64(0)
 				for b.Loop() {
 					oneTime += turn(one)
-					before, start := scriptsRunOn(clients), mallocs()
-					quorumTime += turn(quorum)
+					before, start := redistest.ScriptsRun(quorum.Admin...), mallocs()
+					quorumTime += turn(all)
 					allocs += mallocs() - start
-					sent += scriptsRunOn(clients) - before
+					sent += redistest.ScriptsRun(quorum.Admin...) - before
 					locks += block
 				}
 				b.ReportMetric(quorumTime.Seconds()/oneTime.Seconds(), "×one-node")
@@ -68,10 +66,10 @@ func BenchmarkQuorum(b *testing.B) {
 	}
 }
 
-// BenchmarkQuorumContended has 16 goroutines want one lock on 5 nodes.
+// BenchmarkQuorumContended has 16 goroutines lock one key on 5 nodes.
 func BenchmarkQuorumContended(b *testing.B) {
 	const goroutines, n, turn = 16, 5, 2 * time.Second
-	clients, nodes := startNodes(b, n, 0)
+	quorum, nodes := startNodes(b, n, 0)
 	m := redismutex.NewRedlock(nodes, "quorum")
 	locks := make([]int, goroutines)
 	run := func() {
@@ -92,42 +90,33 @@ func BenchmarkQuorumContended(b *testing.B) {
 	}
 	run()
 	clear(locks)
-	before := scriptsRunOn(clients)
+	before := redistest.ScriptsRun(quorum.Admin...)
 	var took time.Duration
 	for b.Loop() {
 		t := time.Now()
 		run()
 		took += time.Since(t)
 	}
-	sent := scriptsRunOn(clients) - before
+	sent := redistest.ScriptsRun(quorum.Admin...) - before
 	b.ReportMetric(float64(sum(locks))/took.Seconds(), "locks/s")
 	b.ReportMetric(float64(slices.Min(locks))/float64(slices.Max(locks)), "slowest/fastest")
 	b.ReportMetric(float64(sent)/float64(n*sum(locks)), "commands/node/lock")
 	b.ReportMetric(0, "ns/op")
 }
 
-// mallocs is how many objects have been allocated. testing.AllocsPerRun would run
-// on one CPU, where other nodes are asked too late to be needed.
+// mallocs returns how many objects have been allocated. testing.AllocsPerRun would run on one CPU, where other nodes are
+// asked too late to be needed.
 func mallocs() uint64 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	return m.Mallocs
 }
 
-// startNodes starts so many servers that know nothing of each other, with a delay
-// each way.
-func startNodes(b *testing.B, n int, each time.Duration) (clients []*redis.Client, nodes []redis.Scripter) {
-	for range n {
-		rc := distant(b, redistest.Start(b), each)
-		clients, nodes = append(clients, rc), append(nodes, rc)
+// startNodes starts a quorum and returns a client of each server, with a delay each way.
+func startNodes(b *testing.B, n int, each time.Duration) (q *redistest.Quorum, nodes []redis.Scripter) {
+	q = redistest.StartQuorum(b, n)
+	for _, s := range q.Servers {
+		nodes = append(nodes, distant(b, s, each))
 	}
-	return clients, nodes
-}
-
-// scriptsRunOn is how many scripts the servers have run.
-func scriptsRunOn(clients []*redis.Client) (n int) {
-	for _, rc := range clients {
-		n += scriptsRun(rc)
-	}
-	return n
+	return q, nodes
 }

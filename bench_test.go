@@ -1,9 +1,8 @@
 package redismutex_test
 
-// This file answers: what does a lock cost, beside the least that Redis can do?
-// Every benchmark runs the floor and the lock by turns and reports their ratio,
-// which holds on a noisy machine where a time does not. Run them with the
-// client and the server on a core each:
+// What a lock costs, beside the least that Redis can do. Every benchmark runs the floor and the lock by turns and reports
+// their ratio, which holds on a noisy machine where a time does not. Run them with the client and the server on a core
+// each:
 //
 //	REDISTEST_CPU=1 taskset -c 0 go test -run '^$' -bench . .
 
@@ -75,8 +74,7 @@ func BenchmarkUncontended(b *testing.B) {
 	}
 }
 
-// BenchmarkContended compares one lock that many goroutines want with a token
-// that they pop from and push to a list.
+// BenchmarkContended compares a lock that many goroutines compete for with a token that they pop from and push to a list.
 func BenchmarkContended(b *testing.B) {
 	for _, net := range []struct {
 		name  string
@@ -148,9 +146,9 @@ func contend(b *testing.B, clients []*redis.Client, goroutines int, turn time.Du
 	for b.Loop() {
 		counts, _ := run(floor)
 		floors += sum(counts)
-		before := scriptsRun(clients[0])
+		before := redistest.ScriptsRun(clients[0])
 		counts, w := run(lock)
-		sent += scriptsRun(clients[0]) - before
+		sent += redistest.ScriptsRun(clients[0]) - before
 		waits = append(waits, w...)
 		for g, n := range counts {
 			locks[g] += n
@@ -261,14 +259,14 @@ func BenchmarkTenThousandReaders(b *testing.B) {
 	b.ReportMetric(0, "ns/op")
 }
 
-// distant is a client with a delay each way.
+// distant returns a client with a delay each way.
 func distant(b *testing.B, server *redistest.Server, each time.Duration) *redis.Client {
 	link := faultnet.New(nil)
 	link.SetDelay(each)
 	return server.Client(b, func(o *redis.Options) {
 		o.PoolSize = 100
 		if each > 0 {
-			o.Dialer = link.Dial
+			redistest.Through(link)(o)
 		}
 	})
 }
@@ -282,19 +280,6 @@ func must(b *testing.B, err error) {
 func sum(counts []int) (n int) {
 	for _, c := range counts {
 		n += c
-	}
-	return n
-}
-
-// scriptsRun is how many scripts the server has run for its clients.
-func scriptsRun(rc *redis.Client) (n int) {
-	for line := range strings.Lines(rc.Info(context.Background(), "commandstats").Val()) {
-		var calls int
-		if _, err := fmt.Sscanf(line, "cmdstat_evalsha:calls=%d", &calls); err == nil {
-			n += calls
-		} else if _, err := fmt.Sscanf(line, "cmdstat_eval:calls=%d", &calls); err == nil {
-			n += calls
-		}
 	}
 	return n
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/redismutex/redismutex"
 )
 
-// The lock is the context of what is done under it: all of that ends with the lock, also when the lock is lost.
+// A lock is the context of the work that it protects: the work ends with the lock, also when the lock is lost.
 func Example() {
 	rc, stop := startRedis() // any client of go-redis
 	defer stop()
@@ -37,7 +37,7 @@ func Example() {
 	// Output: Monday's report
 }
 
-// Three masters that know nothing of each other, of which one may be lost.
+// Three masters that know nothing of each other keep the lock together, and one of them may be lost.
 func ExampleNewRedlock() {
 	a, stopA := startRedis()
 	b, stopB := startRedis()
@@ -57,7 +57,7 @@ func ExampleNewRedlock() {
 	// Output: held: report <nil>
 }
 
-// Why a lock ended is the cause of its context.
+// The cause of a lock's context is the reason for its end.
 func ExampleLock() {
 	rc, stop := startRedis()
 	defer stop()
@@ -80,7 +80,7 @@ func ExampleLock() {
 	// lost: false
 }
 
-// However often its button is pushed, an order is placed once per user. Each user has a lock of their own, so that
+// An order is placed once per user, however often the button is pushed. Each user has a lock of their own, so that
 // nobody waits for anybody else.
 func ExampleRWMutex_LockContext() {
 	rc, stop := startRedis()
@@ -123,8 +123,8 @@ func ExampleRWMutex_LockContext() {
 	// ben [one bicycle]
 }
 
-// Money is moved under the locks of both accounts, so that transfers between other accounts go on meanwhile. They are
-// always taken in the same order: two transfers that meet head-on would wait for each other for ever otherwise. The
+// A transfer holds the locks of both accounts, so that transfers between other accounts go on meanwhile. It acquires them
+// in the order of their names: otherwise two transfers in opposite directions would wait for each other for ever. The
 // second lock has the first as its parent, and so ends with either.
 func ExampleRWMutex_LockContext_balance() {
 	rc, stop := startRedis()
@@ -210,7 +210,7 @@ func ExampleRWMutex_RLockContext() {
 	// a writer is kept out: true
 }
 
-// Of all the machines on which a job falls due, one does it, and the others do not wait for it.
+// A job falls due on many machines: one does it, and the others do not wait.
 func ExampleRWMutex_TryLockContext() {
 	rc, stop := startRedis()
 	defer stop()
@@ -237,8 +237,8 @@ func ExampleRWMutex_TryLockContext() {
 	// the second leaves it to the first
 }
 
-// A holder that is paused cannot know that its lease has ended, and a write of its own may still be under way. What
-// is written to remembers the greatest fencing token it has seen, and refuses a lower one.
+// A holder that was paused does not know that its lease has ended, and a write of its own may still be under way. The
+// document remembers the greatest fencing token it has seen and refuses a lower one.
 func ExampleLock_Token() {
 	rc, stop := startRedis()
 	defer stop()
@@ -276,13 +276,13 @@ func ExampleLock_Token() {
 	// the document says new
 }
 
-// startRedis starts a Redis inside this process.
+// startRedis starts a Redis inside this process. An example has no testing.TB, which the fixtures of redistest need.
 func startRedis() (rc *redis.Client, stop func()) {
 	server, err := miniredis.Run()
 	if err != nil {
 		panic(err)
 	}
-	server.ClockTTL(true) // time stands still in it otherwise
+	server.ClockTTL(true) // else its keys would never expire
 	rc = redis.NewClient(&redis.Options{Addr: server.Addr()})
 	return rc, func() {
 		rc.Close()
@@ -290,8 +290,8 @@ func startRedis() (rc *redis.Client, stop func()) {
 	}
 }
 
-// A function that locks for itself can be called by one that holds the lock already: it is nested in that, if it is
-// handed it as its context.
+// A function that locks can be called by one that holds the lock already: given that lock as its context, its own is
+// nested in it.
 func ExampleRWMutex_LockContext_nested() {
 	rc, stop := startRedis()
 	defer stop()
@@ -322,7 +322,7 @@ func ExampleRWMutex_LockContext_nested() {
 	// Output: 30
 }
 
-// What has been written is read again, and by others, before anybody else can write.
+// A writer becomes a reader: others read what it has written before anybody else can write.
 func ExampleLock_Downgrade() {
 	rc, stop := startRedis()
 	defer stop()
@@ -352,7 +352,7 @@ func ExampleLock_Downgrade() {
 	// another one may write: false
 }
 
-// Code far down looks, before it commits, how long the lock can still be trusted.
+// Code further down checks, before it commits, how long the lock can still be trusted.
 func ExampleFromContext() {
 	rc, stop := startRedis()
 	defer stop()
@@ -378,7 +378,7 @@ func ExampleFromContext() {
 	// without: there is no lock that lasts long enough
 }
 
-// Where the context cannot be passed on, the owner tells.
+// Where the context cannot be passed on, calls of the same owner are nested.
 func ExampleWithOwner() {
 	rc, stop := startRedis()
 	defer stop()

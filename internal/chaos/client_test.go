@@ -2,7 +2,7 @@
 
 package chaos
 
-// This file answers: what does a client process do?
+// This file is the client process: its workers, its links and its heartbeat.
 
 import (
 	"bufio"
@@ -226,7 +226,7 @@ func (c *client) work(ctx context.Context, m *redismutex.RWMutex, ttl time.Durat
 	w := worker{client: c, m: m, ttl: ttl, rng: rng, name: fmt.Sprintf("%s@%v", c.Name, ttl)}
 	for ctx.Err() == nil {
 		w.lock(ctx)
-		time.Sleep(upTo(rng, 10*time.Millisecond))
+		time.Sleep(upTo(rng, 10*time.Millisecond)) // the load
 	}
 }
 

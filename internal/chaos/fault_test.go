@@ -2,7 +2,7 @@
 
 package chaos
 
-// This file answers: what goes wrong, and when?
+// This file has the faults and injects them.
 
 import (
 	"maps"

@@ -2,7 +2,7 @@
 
 package chaos
 
-// This file answers: which worlds are there, and what goes on in each of them?
+// This file has the worlds, one test each, and what goes on in each of them.
 
 import (
 	"encoding/json"
@@ -27,7 +27,7 @@ import (
 )
 
 var (
-	lasting = flag.Duration("chaos.for", 16*time.Second, "how long the clients are at work, in each world")
+	lasting = flag.Duration("chaos.for", 10*time.Second, "how long the clients are at work, in each world")
 	seeded  = flag.Uint64("chaos.seed", 0, "plan the faults by it; 0: by another one each time")
 )
 
@@ -35,6 +35,8 @@ const (
 	clients = 3
 	// calm is how long nothing fails in the end, so that it shows who does not get on.
 	calm = 5 * time.Second
+	// thorough is from when on a run has to meet every fault.
+	thorough = 16 * time.Second
 )
 
 // A world is a kind of Redis, its clients, and what befalls them.
@@ -71,7 +73,7 @@ func TestRedlock(t *testing.T) {
 	for range nodes {
 		w.serve(redistest.Start(t))
 	}
-	// No more than a minority at once. Who comes back empty stays away until the locks that it has forgotten are over.
+	// No more than a minority at once. A node that comes back empty stays away until the locks it has forgotten are over.
 	const few = (nodes - 1) / 2
 	w.run(append(append(linkFaults(few), freezes(few)...),
 		restart(w, "node killed, kept away, and restarted empty", longest+100*time.Millisecond, few))...)
@@ -179,13 +181,13 @@ func (w *world) run(faults ...fault) {
 	for range clients {
 		w.start()
 	}
-	time.Sleep(500 * time.Millisecond)
+	time.Sleep(500 * time.Millisecond) // without a fault, so that there are holders to hurt
 	w.torment(append(clientFaults, faults...), end.Add(-calm))
 	for _, p := range w.clients {
 		p.tell("calm", 0, true)
 	}
 	w.healed = mono()
-	time.Sleep(calm)
+	time.Sleep(calm) // the point: all get on now that nothing fails
 	finished := mono()
 	for _, p := range w.clients {
 		p.stdin.Close()

@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"os"
-	"runtime"
 	"strconv"
 	"sync"
 	"syscall"
@@ -32,8 +31,7 @@ func bubble(t *testing.T, test func(t *testing.T, m *miniredis.Miniredis, l *fau
 
 // client makes a client behind the link.
 func client(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link, mutate ...func(*redis.Options)) *redis.Client {
-	through := func(o *redis.Options) { o.Dialer = l.Dial }
-	return redistest.MiniClient(t, m, append(mutate, through)...)
+	return redistest.MiniClient(t, m, append(mutate, redistest.Through(l))...)
 }
 
 // impatient never resends, and gives up on a reply after a second.
@@ -399,15 +397,15 @@ func TestFaultsOverTCP(t *testing.T) {
 	release := l.HoldRequest("late")
 	done := make(chan error)
 	go func() { done <- rc.Incr(ctx, "late").Err() }()
-	until(t, func() bool { return l.Held() == 1 })
+	redistest.Eventually(t, "the request is held", func() bool { return l.Held() == 1 })
 	l.Cut()
 	must(t, <-done)
 	release()
-	until(t, func() bool { return direct.Get(ctx, "late").Val() == "2" })
+	redistest.Eventually(t, "the held request has arrived", func() bool { return direct.Get(ctx, "late").Val() == "2" })
 
 	release = l.HoldReply("heard")
 	go func() { done <- rc.Set(ctx, "heard", "v", 0).Err() }()
-	until(t, func() bool { return l.Held() == 1 })
+	redistest.Eventually(t, "the reply is held", func() bool { return l.Held() == 1 })
 	must(t, direct.Get(ctx, "heard").Err())
 	release()
 	must(t, <-done)
@@ -424,7 +422,7 @@ func TestFaultsOverTCP(t *testing.T) {
 		t.Fatalf("a connection to %s", addr)
 	}
 	s.Kill()
-	until(t, func() bool { return l.Live() == 0 })
+	redistest.Eventually(t, "no connection is left", func() bool { return l.Live() == 0 })
 	s.Restart(t)
 	must(t, rc.Ping(ctx).Err())
 }
@@ -482,14 +480,4 @@ func send(t *testing.T, c net.Conn, args ...string) {
 	}
 	_, err := c.Write(b)
 	must(t, err)
-}
-
-// until waits, in real time, for what another process does.
-func until(t *testing.T, holds func() bool) {
-	t.Helper()
-	for start := time.Now(); !holds(); runtime.Gosched() {
-		if time.Since(start) > 10*time.Second {
-			t.Fatal("waited in vain")
-		}
-	}
 }

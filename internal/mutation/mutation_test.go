@@ -46,6 +46,11 @@ var foreign = scenario("TestForeignDataIsLeftAloneByEveryVerb$/^redis")
 
 func scenario(test string) checker { return checker{".", "^" + test + "$", []string{"-timeout=20s"}} }
 
+// onServers is a scenario of internal/integration.
+func onServers(test string) checker {
+	return checker{"./internal/integration", "^" + test + "$", []string{"-timeout=20s"}}
+}
+
 var mutants = []mutant{
 	// Trust.
 	{"trust counts from the reply", "internal/acquisition/part.go", "		p = p.onAcquired(sent, r, err)\n", "		p = p.onAcquired(max(sent, clock.Now()), r, err)\n", sim},
@@ -93,10 +98,10 @@ var mutants = []mutant{
 		"	head = redis.call('ZPOPMIN', KEYS[2])\n", model},
 	{"an unlock takes its intent out of foreign data", "lua/unlock.lua", "	if intents then", "	if true then", foreign},
 	{"an unlock takes its lease out of foreign data", "lua/unlock.lua", "	if leases then", "	if true then", foreign},
-	{"a tombstone is put into foreign data", "lua/unlock.lua", "if tombstone and leases then", "if tombstone then", scenario("TestReleaseInTheBackgroundLeavesForeignDataAlone")},
-	{"an unlock does not tell of foreign data", "internal/acquisition/release.go", "if err == nil && r.Status == script.Foreign {", "if false {", scenario("TestUnlockOfALockAmongForeignDataSaysSo")},
+	{"a tombstone is put into foreign data", "lua/unlock.lua", "if tombstone and leases then", "if tombstone then", onServers("TestReleaseInTheBackgroundLeavesForeignDataAlone")},
+	{"an unlock does not tell of foreign data", "internal/acquisition/release.go", "if err == nil && r.Status == script.Foreign {", "if false {", onServers("TestUnlockAmongForeignDataReturnsErrNotLock")},
 	{"a join does not look at the holder key", "lua/queue.lua", "	and redis.call('PTTL', KEYS[1]) >= 0 and redis.call('PTTL', KEYS[2]) >= 0 then",
-		"	and redis.call('PTTL', KEYS[2]) >= 0 then", scenario("TestForeignHolderEndsEveryWait")},
+		"	and redis.call('PTTL', KEYS[2]) >= 0 then", onServers("TestForeignHolderEndsEveryWait")},
 	{"a reader joins without a look at the leases", "lua/rlock.lua", "last[1] and redis.call('PTTL', KEYS[3]) >= 0 and", "last[1] and", foreign},
 	{"a renewal does not look", "lua/refresh.lua", "local data = foreign(kind)\n", "local data = nil\n", foreign},
 	{"any number is taken for a counter", "lua/lock.lua", "last >= 1e14 and last < 4e15 and string.format('%d', last) == counter\n", "last >= 1e14\n", foreign},
@@ -106,7 +111,7 @@ var mutants = []mutant{
 	{"a reader's renewal begins with a growing write", "lua/refresh.lua", "			and redis.call('ZREM', KEYS[3], '') == 0\n", "", scenario("TestFullRedisKeepsTheLocksItHas")},
 	{"a downgrade begins with a growing write", "lua/refresh.lua", "redis.call('ZREM', LEASES, '') --", "--", scenario("TestFullRedisKeepsTheLocksItHas")},
 	{"an acquire settles before it is refused on a full Redis", "lua/enter.lua", "	redis.call('ZADD', LEASES, 'XX', '0', '') --", "	--", scenario("TestFullRedisKeepsTheLocksItHas")},
-	{"the error does not tell that Redis is full", "internal/lockerr/lockerr.go", "	case strings.Contains(text, \"OOM command not allowed\"):", "	case false:", scenario("TestLocksOutliveAFullRedis")},
+	{"the error does not tell that Redis is full", "internal/lockerr/lockerr.go", "	case strings.Contains(text, \"OOM command not allowed\"):", "	case false:", onServers("TestLocksOutliveAFullRedis")},
 
 	// Nesting.
 	{"a context is canceled under the mutex", "internal/acquisition/acquisition.go", "	// A renewal whose reply was lost may have renewed it on the server.\n", "	a.users.end(why)\n", scenario("TestForeignCodeMayCallTheLibrary/contexts")},

@@ -1,7 +1,5 @@
 package redistest
 
-// This file answers: where does a cluster come from, and how does a slot move within it?
-
 import (
 	"context"
 	"strings"
@@ -12,7 +10,7 @@ import (
 
 const slots = 16384
 
-// ClusterServers is a Redis Cluster of masters without replicas.
+// ClusterServers is a Redis Cluster of masters, without replicas unless AddReplica starts one.
 type ClusterServers struct {
 	nodes []*node
 	owner [slots]*node
@@ -53,7 +51,7 @@ func Cluster(tb testing.TB, masters int) *ClusterServers {
 		}
 	}
 	for _, n := range c.nodes {
-		eventually(tb, "the cluster is whole", func() bool {
+		Eventually(tb, "the cluster is whole", func() bool {
 			info := fields(n.admin.ClusterInfo(ctx).Val())
 			//lint:ignore SA1019 Redis 6.2 has no CLUSTER SHARDS
 			shards, err := n.admin.ClusterSlots(ctx).Result()
@@ -77,8 +75,8 @@ func (c *ClusterServers) Client(tb testing.TB, mutate ...func(*redis.ClusterOpti
 	return rc
 }
 
-// AddReplica starts a replica of the master with that index, which takes its place when that has died. Owner and the
-// migrations know nothing of it: they are for masters that live.
+// AddReplica starts a replica of the master with that index, which takes the master's place when that has died. Owner and
+// the migrations know nothing of replicas: they are for masters that live.
 func (c *ClusterServers) AddReplica(tb testing.TB, of int) *Server {
 	tb.Helper()
 	ctx, master := context.Background(), c.nodes[of]
@@ -87,11 +85,11 @@ func (c *ClusterServers) AddReplica(tb testing.TB, of int) *Server {
 	n.id = n.ask(tb, "CLUSTER", "MYID").(string)
 	master.do(tb, "CONFIG", "SET", "repl-diskless-sync-delay", 0)
 	n.do(tb, "CLUSTER", "MEET", "127.0.0.1", master.port)
-	eventually(tb, "the replica knows its master", func() bool {
+	Eventually(tb, "the replica knows its master", func() bool {
 		return n.admin.ClusterReplicate(ctx, master.id).Err() == nil
 	})
 	// A replica that does not know the other masters when its own dies can ask nobody for a vote.
-	eventually(tb, "it follows, and the masters and it know each other", func() bool {
+	Eventually(tb, "it follows, and the masters and it know each other", func() bool {
 		known := n.admin.ClusterNodes(ctx).Val()
 		for _, m := range c.nodes {
 			if !strings.Contains(known, m.id) || !strings.Contains(m.admin.ClusterNodes(ctx).Val(), n.id) {

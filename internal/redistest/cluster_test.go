@@ -9,6 +9,7 @@ import (
 )
 
 func TestClusterServesEverySlot(t *testing.T) {
+	t.Parallel()
 	c := Cluster(t, 3)
 	rc := c.Client(t)
 	if n := len(c.Nodes()); n != 3 {
@@ -22,6 +23,7 @@ func TestClusterServesEverySlot(t *testing.T) {
 }
 
 func TestClusterHoldsASlotHalfMigrated(t *testing.T) {
+	t.Parallel()
 	ctx := t.Context()
 	c := Cluster(t, 2)
 	rc := c.Client(t)
@@ -62,6 +64,7 @@ func TestClusterHoldsASlotHalfMigrated(t *testing.T) {
 }
 
 func TestClusterReplicaReplacesADeadMaster(t *testing.T) {
+	t.Parallel()
 	ctx := t.Context()
 	c := Cluster(t, 3)
 	replica := c.AddReplica(t, 1)
@@ -74,7 +77,7 @@ func TestClusterReplicaReplacesADeadMaster(t *testing.T) {
 		t.Fatal(err)
 	}
 	look := replica.Client(t)
-	eventually(t, "the replica has it", func() bool { return look.DBSize(ctx).Val() == 1 })
+	Eventually(t, "the replica has it", func() bool { return look.DBSize(ctx).Val() == 1 })
 	c.Nodes()[1].Kill()
 	// go-redis asks who is the master of what only once a minute, unless it is redirected.
 	eager := c.Client(t, func(o *redis.ClusterOptions) { o.ClusterStateReloadInterval = 50 * time.Millisecond })
@@ -85,7 +88,7 @@ func TestClusterReplicaReplacesADeadMaster(t *testing.T) {
 			t.Logf("%v\n%s", err, look.ClusterNodes(ctx).Val())
 		}
 	}()
-	within(t, 3*patience, "it takes writes", func() bool { err = eager.Set(ctx, key, "w", 0).Err(); return err == nil })
+	within(t, 3*Patience, "it takes writes", func() bool { err = eager.Set(ctx, key, "w", 0).Err(); return err == nil })
 	if v := look.Get(ctx, key).Val(); v != "w" {
 		t.Error(v)
 	}

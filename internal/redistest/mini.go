@@ -1,7 +1,5 @@
 package redistest
 
-// This file answers: where does a server come from that lives in virtual time?
-
 import (
 	"context"
 	"net"

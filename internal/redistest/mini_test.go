@@ -79,6 +79,6 @@ type slow struct {
 }
 
 func (c *slow) Write(b []byte) (int, error) {
-	time.Sleep(c.delay)
+	time.Sleep(c.delay) // virtual
 	return c.Conn.Write(b)
 }

@@ -18,7 +18,7 @@ func TestServerDiesWithItsTestProcess(t *testing.T) {
 	if os.Getenv(inChild) != "" {
 		var s *Server
 		asker := onAThreadThatEnds(func() { s = Start(t) })
-		eventually(t, "the thread that asked for the server has ended", func() bool {
+		Eventually(t, "the thread that asked for the server has ended", func() bool {
 			_, err := os.Stat(fmt.Sprintf("/proc/self/task/%d", asker))
 			return err != nil
 		})
@@ -53,7 +53,7 @@ func TestServerDiesWithItsTestProcess(t *testing.T) {
 		t.Fatalf("the child's server does not live: %v\n%s", err, strings.Join(said, "\n"))
 	}
 	cmd.Process.Kill()
-	eventually(t, "the orphan has gone", func() bool {
+	Eventually(t, "the orphan has gone", func() bool {
 		c, err := net.Dial("tcp", addr)
 		if err == nil {
 			c.Close()

@@ -1,7 +1,5 @@
 package redistest
 
-// This file answers: how does a child process never outlive its test?
-
 import (
 	"os"
 	"os/exec"
@@ -12,7 +10,7 @@ import (
 // Process is a child process other than a server. Its methods are not safe for concurrent use.
 type Process struct{ process *process }
 
-// Spawn starts the command. It is killed when the test ends, whatever becomes of that.
+// Spawn starts the command. It is killed when the test ends, also when the test's own process is killed.
 func Spawn(tb testing.TB, cmd *exec.Cmd) *Process {
 	tb.Helper()
 	p, err := spawn(cmd)
@@ -26,7 +24,7 @@ func Spawn(tb testing.TB, cmd *exec.Cmd) *Process {
 // Kill ends the process as a power cut does, and returns when it is gone.
 func (p *Process) Kill() { p.process.kill() }
 
-// Freeze stops the process in its tracks until Thaw. It must be running.
+// Freeze stops the process until Thaw. It must be running.
 func (p *Process) Freeze() { p.process.signal(sigStop) }
 
 // Thaw lets a frozen process go on.

@@ -1,7 +1,5 @@
 package redistest
 
-// This file answers: where does a master come from that is replaced when it dies?
-
 import (
 	"context"
 	"net"
@@ -41,7 +39,7 @@ func Sentinel(tb testing.TB) *SentinelServers {
 	replica := Start(tb, "--repl-diskless-sync-delay", "0", "--replicaof", host, port) // Redis 6.2 takes no "host port" in one
 	rc := replica.Client(tb)
 	// First the replica, then the sentinel: it asks a master for its replicas only every ten seconds.
-	eventually(tb, "the replica follows its master", func() bool {
+	Eventually(tb, "the replica follows its master", func() bool {
 		return fields(rc.Info(ctx, "replication").Val())["master_link_status"] == "up"
 	})
 
@@ -56,7 +54,7 @@ func Sentinel(tb testing.TB) *SentinelServers {
 	for option, ms := range map[string]int{"down-after-milliseconds": 500, "failover-timeout": 2000} {
 		must(s.admin.Set(ctx, masterName, option, strconv.Itoa(ms)).Err())
 	}
-	eventually(tb, "the sentinel knows the replica", func() bool {
+	Eventually(tb, "the sentinel knows the replica", func() bool {
 		replicas := s.admin.Replicas(ctx, masterName).Val()
 		return len(replicas) == 1 && replicas[0]["flags"] == "slave" && replicas[0]["master-link-status"] == "ok"
 	})

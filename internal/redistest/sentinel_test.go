@@ -3,6 +3,7 @@ package redistest
 import "testing"
 
 func TestSentinelReplacesADeadMaster(t *testing.T) {
+	t.Parallel()
 	s := Sentinel(t)
 	rc := s.Client(t)
 	if err := rc.Set(t.Context(), "k", "v", 0).Err(); err != nil {
@@ -10,7 +11,7 @@ func TestSentinelReplacesADeadMaster(t *testing.T) {
 	}
 	old := s.Master()
 	old.Kill()
-	eventually(t, "another master takes writes", func() bool {
+	Eventually(t, "another master takes writes", func() bool {
 		return rc.Set(t.Context(), "k", "w", 0).Err() == nil
 	})
 	if s.Master() == old {

@@ -1,12 +1,20 @@
-// Package redistest answers: where does a test's server come from?
+// Package redistest has the worlds that tests live in, one for each kind:
 //
-// Start, Cluster and Sentinel start redis-server processes of their own, which die with the test, whatever becomes
-// of it. Mini serves from memory and works in virtual time, inside a testing/synctest bubble. No test ever talks
-// to a server that it has not started itself.
+//   - InVirtualTime: a World, which is one miniredis in a testing/synctest bubble, and processes whose networks fail on
+//     demand. Mini is the server alone.
+//   - Start: one real server. A client reaches it Through a faultnet.Link, or directly.
+//   - StartQuorum: several real servers that know nothing of each other.
+//   - Cluster: a Redis Cluster, whose slots migrate and whose masters may have replicas.
+//   - Sentinel: a master, its replica and the sentinel that fails over.
 //
-// The environment may say which server: REDISTEST_SERVER names the binary (redis-server in PATH is the default;
-// valkey-server will do) and REDISTEST_CPU the CPUs to pin it to. Without a server a test is skipped, but fails
-// where CI is set.
+// Beside them it has what these tests share: Eventually and Later to wait, Witness to see who is inside a lock, Counter
+// and ScriptsRun to count commands, Log to collect lines. It does not import redismutex, so that the tests inside that
+// package can use it.
+//
+// The real servers are processes of their own, which die with the test even if that is killed. No test ever talks to a
+// server that it has not started itself. The environment chooses the server: REDISTEST_SERVER names the binary
+// (redis-server in PATH is the default; valkey-server will do) and REDISTEST_CPU the CPUs to pin it to. Without a server
+// a test is skipped, but fails where CI is set.
 package redistest
 
 import (
@@ -29,9 +37,6 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// patience is how long anything may take on a machine that is busy with other tests.
-const patience = 20 * time.Second
-
 // Server is a redis-server process. Its methods are not safe for concurrent use.
 type Server struct {
 	command []string
@@ -41,8 +46,8 @@ type Server struct {
 	version string
 }
 
-// Start starts an empty redis-server that keeps nothing on disk; args follow on its command line. It is killed
-// when the test ends.
+// Start starts an empty redis-server that keeps nothing on disk. args are added to its command line. It is killed when
+// the test ends.
 func Start(tb testing.TB, args ...string) *Server {
 	tb.Helper()
 	return start(tb, nil, args)
@@ -59,8 +64,8 @@ func start(tb testing.TB, conf, args []string) *Server {
 	return s
 }
 
-// Open is Start for a program that is no test: the server's log is in dir, and the caller kills it. The kernel does
-// where the program dies first.
+// Open is Start for a program that is not a test: the server's log is in dir, and the caller kills it. If the program
+// dies first the kernel does.
 func Open(dir string, args ...string) (*Server, error) {
 	binary, err := lookBinary()
 	if err != nil {
@@ -120,7 +125,7 @@ func freePort() (int, error) {
 	return port, nil
 }
 
-// launch starts the process and returns when it, and nobody else, answers on the port.
+// launch starts the process and returns when this process, and no other one, answers on the port.
 func (s *Server) launch() error {
 	log, err := os.Create(s.log)
 	if err != nil {
@@ -135,8 +140,8 @@ func (s *Server) launch() error {
 	err = s.awaitAnswer()
 	if err != nil {
 		s.Kill()
-		said, _ := os.ReadFile(s.log)
-		return fmt.Errorf("%s on port %d: %w\n%s", s.command, s.port, err, said)
+		text, _ := os.ReadFile(s.log)
+		return fmt.Errorf("%s on port %d: %w\n%s", s.command, s.port, err, text)
 	}
 	return nil
 }
@@ -150,7 +155,7 @@ func (s *Server) awaitAnswer() error {
 			return nil
 		case err == nil:
 			return fmt.Errorf("another server, pid %d, answers there", pid)
-		case time.Since(start) > patience:
+		case time.Since(start) > Patience:
 			return err
 		}
 		select {
@@ -161,8 +166,8 @@ func (s *Server) awaitAnswer() error {
 	}
 }
 
-// identify asks whoever listens for pid and version. It is the first thing sent, and could do no harm to a
-// stranger; a client library's greeting would already change something.
+// identify asks the server on the port for pid and version. INFO is the first command sent, since it does no harm to a
+// stranger; the greeting of a client library would already change something.
 func identify(addr string) (pid int, version string, err error) {
 	conn, err := net.DialTimeout("tcp", addr, time.Second)
 	if err != nil {
@@ -206,7 +211,7 @@ func fields(info string) map[string]string {
 // Addr is the server's host:port. It survives Restart.
 func (s *Server) Addr() string { return fmt.Sprintf("127.0.0.1:%d", s.port) }
 
-// Version is the version of Redis that the server is, or says it is compatible with.
+// Version returns the version of Redis that the server is, or is compatible with.
 func (s *Server) Version(tb testing.TB) (major, minor int) {
 	tb.Helper()
 	if _, err := fmt.Sscanf(s.version, "%d.%d", &major, &minor); err != nil {
@@ -243,24 +248,9 @@ func (s *Server) Restart(tb testing.TB) {
 	}
 }
 
-// Freeze stops the server in its tracks: connections stay open, and nothing is answered until Thaw. The server must
-// be running.
+// Freeze stops the process of the server: connections stay open, and nothing is answered until Thaw. The server must be
+// running.
 func (s *Server) Freeze() { s.process.signal(sigStop) }
 
-// Thaw lets a frozen server go on, with what has been sent to it meanwhile.
+// Thaw lets a frozen server go on with the requests that have come meanwhile.
 func (s *Server) Thaw() { s.process.signal(sigCont) }
-
-// eventually waits for what only another process can bring about.
-func eventually(tb testing.TB, what string, holds func() bool) {
-	tb.Helper()
-	within(tb, patience, what, holds)
-}
-
-func within(tb testing.TB, limit time.Duration, what string, holds func() bool) {
-	tb.Helper()
-	for start := time.Now(); !holds(); time.Sleep(10 * time.Millisecond) {
-		if time.Since(start) > limit {
-			tb.Fatalf("redistest: in vain waited %v until %s", limit, what)
-		}
-	}
-}

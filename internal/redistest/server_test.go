@@ -12,6 +12,7 @@ import (
 )
 
 func TestRestartedServerIsEmptyAndKeepsItsAddress(t *testing.T) {
+	t.Parallel()
 	s := Start(t)
 	rc := s.Client(t)
 	addr := s.Addr()
@@ -37,6 +38,7 @@ func TestKilledServerRefuses(t *testing.T) {
 }
 
 func TestFrozenServerAnswersOnlyAfterThaw(t *testing.T) {
+	t.Parallel()
 	s := Start(t)
 	rc := s.Client(t, func(o *redis.Options) {
 		o.ReadTimeout = 100 * time.Millisecond
@@ -50,12 +52,13 @@ func TestFrozenServerAnswersOnlyAfterThaw(t *testing.T) {
 		t.Fatal("a frozen server answered")
 	}
 	s.Thaw()
-	eventually(t, "what was sent to the frozen server has been run", func() bool {
+	Eventually(t, "what was sent to the frozen server has been run", func() bool {
 		return rc.Get(t.Context(), "n").Val() == "1"
 	})
 }
 
 func TestArgumentsReachTheServer(t *testing.T) {
+	t.Parallel()
 	rc := Start(t, "--maxmemory-policy", "allkeys-lru").Client(t)
 	got, err := rc.ConfigGet(t.Context(), "maxmemory-policy").Result()
 	if err != nil || got["maxmemory-policy"] != "allkeys-lru" {
@@ -64,6 +67,7 @@ func TestArgumentsReachTheServer(t *testing.T) {
 }
 
 func TestVersionIsTheServers(t *testing.T) {
+	t.Parallel()
 	s := Start(t)
 	if major, minor := s.Version(t); major < 6 || minor < 0 {
 		t.Fatalf("version %d.%d", major, minor)
@@ -72,6 +76,7 @@ func TestVersionIsTheServers(t *testing.T) {
 
 // A port on which another server listens is never taken for ours, and that server is told nothing but INFO.
 func TestStrangerIsNotTakenForOurs(t *testing.T) {
+	t.Parallel()
 	stranger := Start(t)
 	rc := stranger.Client(t)
 	before := commands(t, rc)

@@ -1,6 +1,6 @@
 package sim
 
-// This file answers: what becomes of many who ask at once, in one process?
+// This file has the crowds: many goroutines of one process that lock at once.
 
 import (
 	"context"

@@ -1,6 +1,6 @@
 package sim
 
-// This file answers: what is there in an era, and what becomes of it?
+// This file has the eras: the nodes and processes of each, and its course.
 
 import (
 	"bytes"

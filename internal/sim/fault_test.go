@@ -1,6 +1,6 @@
 package sim
 
-// This file answers: what fails, when, and did it matter?
+// This file injects faults, and counts those that had an effect.
 
 import (
 	"math/rand/v2"

@@ -1,6 +1,6 @@
 package sim
 
-// This file answers: how long is simulated, what was it worth, and how is a failure replayed?
+// This file runs the simulation, reports what it met, and replays a failure by its seed.
 
 import (
 	"context"
@@ -23,7 +23,7 @@ import (
 
 var (
 	seed  = flag.Uint64("sim.seed", 1, "what the eras are drawn from")
-	hours = flag.Float64("sim.hours", 0, "how many hours to simulate; 0: 24, under the race detector 1")
+	hours = flag.Float64("sim.hours", 0, "how many hours to simulate; 0: 3, with -short or the race detector 1")
 	only  = flag.Int("sim.era", -1, "simulate only the era of this number")
 )
 
@@ -46,11 +46,8 @@ func (silence) Printf(context.Context, string, ...any) {}
 func TestSimulation(t *testing.T) {
 	redistest.MiniLocks(t)
 	if *hours == 0 {
-		*hours = 24
-		if raceEnabled {
-			*hours = 1
-		}
-		if testing.Short() {
+		*hours = 3
+		if raceEnabled || testing.Short() {
 			*hours = 1
 		}
 	}

@@ -1,6 +1,6 @@
 package sim
 
-// This file answers: what was promised in an era, and was it kept?
+// This file checks what was promised in an era.
 
 import (
 	"cmp"

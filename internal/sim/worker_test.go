@@ -1,6 +1,6 @@
 package sim
 
-// This file answers: what do the processes do with locks, and what does each of them see at once?
+// This file has the workers: what the processes do with locks, and what each of them checks at once.
 
 import (
 	"context"

@@ -1,7 +1,4 @@
-package redismutex_test
-
-// This file answers: what becomes of the locks of a Redis that is full, and of those
-// that ask it for one?
+package integration
 
 import (
 	"context"
@@ -12,15 +9,16 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
 	"github.com/redismutex/redismutex"
 )
 
-// Promises 2, 5 and 10: on a full Redis writers and readers are held for as long as they
-// want, waiters keep their places, an unlock hands on, a writer becomes a reader, and new
-// locks are refused with an error that says why.
+// Promises 2, 5 and 10: a full Redis (maxmemory is reached, and nothing may be evicted) keeps the locks it has: holders
+// and waiters are renewed, an unlock hands on, a writer becomes a reader. New locks are refused with an error that says
+// that Redis is full.
 func TestLocksOutliveAFullRedis(t *testing.T) {
 	s := open(t)
-	const ttl = 2 * short // a waiter that is late loses its place, and is refused a new one
+	const ttl = 2 * time.Second // a waiter that is late loses its place, and is refused a new one
 	process := func(name string) *redismutex.RWMutex {
 		return redismutex.NewMutex(s.client(nil), name, redismutex.WithTTL(ttl))
 	}
@@ -44,34 +42,23 @@ func TestLocksOutliveAFullRedis(t *testing.T) {
 	refused := func(name string) {
 		t.Helper()
 		m := redismutex.NewMutex(s.client(nil), name)
-		for call, ask := range map[string]ask{
-			"LockContext": m.LockContext, "RLockContext": m.RLockContext,
-			"TryLockContext": m.TryLockContext, "TryRLockContext": m.TryRLockContext,
-		} {
+		for name, call := range calls(m) {
 			ctx, cancel := context.WithTimeout(s.Context(), atOnce)
-			_, err := ask(ctx)
+			_, err := call(ctx)
 			cancel()
 			var e redis.Error
 			if !errors.Is(err, redismutex.ErrRedis) || errors.Is(err, redismutex.ErrLock) || !errors.As(err, &e) ||
 				!strings.Contains(fmt.Sprint(err), "full") {
-				t.Errorf("%s of %q: %v", call, name, err)
+				t.Errorf("%s on a full Redis: want an error that matches ErrRedis alone and says that Redis is full, got %v", name, err)
 			}
 		}
 	}
 	for _, name := range []string{"w", "r", "d", "l", "fresh", "new"} {
 		refused(name)
 	}
-	for end := time.Now().Add(5 * ttl / 2); time.Now().Before(end); time.Sleep(short / 10) {
-		for what, l := range map[string]*redismutex.Lock{
-			"the writer": writer, "a reader": reader, "another reader": another, "the writer to be a reader": downgraded, "the last reader": last,
-		} {
-			if l.Err() != nil {
-				t.Fatalf("%s: %v", what, context.Cause(l))
-			}
-		}
-		for _, waiter := range []<-chan outcome{behindWriter, readersBehind, behindReaders, behindLast, behindDowngraded} {
-			s.none(waiter)
-		}
+	outlive(t, 3*ttl/2, writer, reader, another, downgraded, last)
+	for _, waiter := range []<-chan outcome{behindWriter, readersBehind, behindReaders, behindLast, behindDowngraded} {
+		s.none(waiter)
 	}
 	if err := downgraded.Downgrade(s.Context()); err != nil {
 		t.Error(err)
@@ -82,7 +69,7 @@ func TestLocksOutliveAFullRedis(t *testing.T) {
 	s.unlock(s.soon(behindLast))
 	s.unlock(writer)
 	next := s.soon(behindWriter)
-	time.Sleep(3 * ttl / 2) // the new writer is renewed
+	outlive(t, ttl, next)
 	s.unlock(next)
 	s.unlock(s.soon(readersBehind))
 	s.unlock(another)

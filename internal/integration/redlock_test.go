@@ -1,7 +1,4 @@
-package redismutex_test
-
-// This file answers: what does a lock over five Redis survive? They are real
-// servers, each a process of its own, and fail under the load of 16 processes.
+package integration
 
 import (
 	"context"
@@ -16,30 +13,27 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
 	"github.com/redismutex/redismutex"
-	"github.com/redismutex/redismutex/internal/faultnet"
 	"github.com/redismutex/redismutex/internal/redistest"
 )
 
 const (
-	// tolerable is the TTL here: a node that lost its data has to stay away for
-	// as long, so it is what each test waits for.
-	tolerable = time.Second
+	// tolerable is the TTL here. A node that lost its data has to stay away for as long, so each test waits for it.
+	tolerable = slowdown * time.Second
 
-	// tolerant is the node time-out, as a part of that: by default it is 50 ms,
-	// and a machine that is busy takes longer than that now and then.
+	// tolerant is the node time-out, as a part of the TTL. The default, 50 ms, is too short for a busy machine.
 	tolerant = 0.25
 
-	// leniently is how long may take what is to be done within a TTL: the machine
-	// may stand still for as long as that by itself.
+	// leniently is how long something may take that should be done within a TTL: a busy machine may stand still for
+	// ten seconds.
 	leniently = tolerable + 10*time.Second
 
 	processes = 16
 )
 
-// Promises 1, 5, 8 and 9: the loss of any two of five nodes, in the middle of it
-// all, lets nobody in who should not be, turns no token back and stops nobody
-// for long. Neither does their return.
+// Promises 1, 5, 8 and 9: the loss of any two of five nodes under load breaks neither exclusion nor the order of tokens
+// and stops nobody for long. Neither does their return.
 func TestMinorityLossBreaksNothing(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -54,7 +48,7 @@ func TestMinorityLossBreaksNothing(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			m := openMasters(t)
 			if c.ofLinks {
-				m.behindLinks()
+				m.BehindLinks()
 			}
 			load := m.load()
 			const some = 3 // grants for each process
@@ -77,8 +71,8 @@ func TestMinorityLossBreaksNothing(t *testing.T) {
 			}
 			load.goesOn(some)
 			for _, i := range c.nodes {
-				calls := scriptCalls(m.looks[i])
-				eventually(t, "they take part again", func() bool { return scriptCalls(m.looks[i]) > calls+processes })
+				calls := redistest.ScriptsRun(m.Admin[i])
+				redistest.Eventually(t, "they take part again", func() bool { return redistest.ScriptsRun(m.Admin[i]) > calls+processes })
 			}
 			load.goesOn(some)
 			back := load.longestGap(healed)
@@ -94,7 +88,7 @@ func TestMinorityLossBreaksNothing(t *testing.T) {
 	}
 }
 
-// The tests of this file stand on what the register sees.
+// The tests of this file rely on the register.
 func TestRegisterSeesWhoIsInside(t *testing.T) {
 	lost, lose := context.WithCancel(t.Context())
 	lose()
@@ -132,21 +126,21 @@ func TestRegisterSeesWhoIsInside(t *testing.T) {
 	t.Run("a lock that excludes nobody", func(t *testing.T) {
 		r := newRegister()
 		start := time.Now()
-		new(witness).crowd(processes, func() bool { return len(r.faults()) > 0 || time.Since(start) > patience }, func(i int) (bool, func()) {
+		new(redistest.Witness).Crowd(processes, func() bool { return len(r.faults()) > 0 || time.Since(start) > redistest.Patience }, func(i int) (bool, func()) {
 			l := inside()
 			r.enter(l, 0, i%4 == 0, uint64(i))
 			runtime.Gosched()
 			return false, func() { r.leave(l) }
 		})
 		if len(r.faults()) == 0 {
-			t.Error("it saw nothing")
+			t.Errorf("want it to see an overlap, it saw none in %v", redistest.Patience)
 		}
 	})
 }
 
-// Promises 2 and 10: without a majority nobody holds, or gets, a lock, and all
-// are told so. Who waits goes on waiting, and gets it when the nodes are back.
-func TestMajorityLossIsTold(t *testing.T) {
+// Promises 2 and 10: without a majority every lock is lost, and no new one is granted, with an error that gives the
+// reason. Waiters wait on, and are granted the lock when the nodes are back.
+func TestMajorityLossEndsEveryLock(t *testing.T) {
 	t.Parallel()
 	for name, f := range map[string]fault{"killed": killed, "frozen": frozen} {
 		t.Run(name, func(t *testing.T) {
@@ -163,17 +157,17 @@ func TestMajorityLossIsTold(t *testing.T) {
 			for n := range processes - len(holders) {
 				mutex := m.mutex()
 				waiter := later(mutex.LockContext)
-				eventually(t, "it waits on most nodes", func() bool {
+				redistest.Eventually(t, "it waits on most nodes", func() bool {
 					select {
 					case o := <-waiter: // its first attempt failed: it does not wait yet
-						if is := kinds(o.err); is != "ErrRedis" {
-							t.Fatalf("it got %q: %v", is, o.err)
+						if is := kinds(o.Err); is != "ErrRedis" {
+							t.Fatalf("it got %q: %v", is, o.Err)
 						}
 						waiter = later(mutex.LockContext)
 					default:
 					}
 					nodes := 0
-					for _, rc := range m.looks {
+					for _, rc := range m.Admin {
 						if rc.ZCard(t.Context(), intents).Val() == int64(n+1) {
 							nodes++
 						}
@@ -191,60 +185,57 @@ func TestMajorityLossIsTold(t *testing.T) {
 			for _, l := range holders {
 				select {
 				case <-l.Done():
-				case <-time.After(patience):
-					t.Fatal("a holder never learns it")
+				case <-time.After(redistest.Patience):
+					t.Fatalf("want the lock lost, it is still held %v after the nodes went down", redistest.Patience)
 				}
 				told = time.Since(struck)
 				if until := l.Until().Sub(struck); until > tolerable {
-					t.Errorf("it was trusted for %v", until)
+					t.Errorf("want it trusted for at most %v after the nodes went down, it was for %v", tolerable, until)
 				}
 				for _, err := range []error{context.Cause(l), l.UnlockContext(t.Context())} {
 					if is := kinds(err); is != "ErrLockLost" {
-						t.Errorf("it matches %s: %v", is, err)
+						t.Errorf("want an error that matches ErrLockLost, this one matches %s: %v", is, err)
 					}
 				}
 				m.honest(context.Cause(l), gone)
 			}
 			if told > leniently {
-				t.Errorf("it took %v until all knew", told)
+				t.Errorf("want all locks lost within %v, it took %v", leniently, told)
 			}
 
-			// Those who know that the nodes are ill, and those who do not.
-			var calls sync.WaitGroup
+			// A process that knows that the nodes are down, and one that does not.
+			var callers sync.WaitGroup
 			start := time.Now()
-			for who, mutex := range map[string]*redismutex.RWMutex{"a known process": mutexes[0], "a new process": m.mutexOf(m.clients())} {
-				for call, ask := range map[string]ask{
-					"LockContext": mutex.LockContext, "RLockContext": mutex.RLockContext,
-					"TryLockContext": mutex.TryLockContext, "TryRLockContext": mutex.TryRLockContext,
-				} {
-					calls.Go(func() {
-						_, err := ask(t.Context())
-						// A try may say, too, that others hold the nodes that answer.
-						if is := kinds(err); is != "ErrRedis" && (is != "ErrLock and ErrRedis" || !strings.HasPrefix(call, "Try")) {
-							t.Errorf("%s, %s: it matches %s: %v", who, call, is, err)
+			for who, mutex := range map[string]*redismutex.RWMutex{"a known process": mutexes[0], "a new process": m.mutexOf(m.Process())} {
+				for name, call := range calls(mutex) {
+					callers.Go(func() {
+						_, err := call(t.Context())
+						// A try may also return ErrLock, for the nodes that answer and are held by others.
+						if is := kinds(err); is != "ErrRedis" && (is != "ErrLock and ErrRedis" || !strings.HasPrefix(name, "Try")) {
+							t.Errorf("%s, %s: want an error that matches ErrRedis, this one matches %s: %v", who, name, is, err)
 							return
 						}
 						m.honest(err, gone)
 						for _, i := range gone {
-							if !strings.Contains(err.Error(), m.servers[i].Addr()) {
-								t.Errorf("%s, %s: node %d is not named: %v", who, call, i+1, err)
+							if !strings.Contains(err.Error(), m.Servers[i].Addr()) {
+								t.Errorf("%s, %s: want an error that names node %d, got %v", who, name, i+1, err)
 							}
 						}
 					})
 				}
 			}
-			eventually(t, "all are refused", done(&calls))
+			redistest.Eventually(t, "all are refused", done(&callers))
 			refused := time.Since(start)
 			if refused > leniently {
-				t.Errorf("it took %v to refuse all", refused)
+				t.Errorf("want all calls refused within %v, it took %v", leniently, refused)
 			}
 
-			// Not even the leases of those who wait last as long.
+			// The leases of the waiters end meanwhile, too.
 			<-time.After(time.Until(struck.Add(tolerable * 3 / 2)))
 			for _, w := range waiters {
 				select {
 				case o := <-w:
-					t.Fatal("a waiter did not go on", o.err)
+					t.Fatal("want it to wait for the nodes, but the call has returned: ", o.Err)
 				default:
 				}
 			}
@@ -258,18 +249,18 @@ func TestMajorityLossIsTold(t *testing.T) {
 				all.Go(func() {
 					select {
 					case o := <-w:
-						if o.err != nil {
-							t.Error(o.err)
+						if o.Err != nil {
+							t.Error(o.Err)
 							return
 						}
-						r.enter(o.lock, i, true, o.lock.Token())
+						r.enter(o.Value, i, true, o.Value.Token())
 						runtime.Gosched()
-						r.leave(o.lock)
-						if err := o.lock.UnlockContext(t.Context()); err != nil && kinds(err) != "ErrRedis" { // a node is slow
+						r.leave(o.Value)
+						if err := o.Value.UnlockContext(t.Context()); err != nil && kinds(err) != "ErrRedis" { // a node is slow
 							t.Error(err)
 						}
-					case <-time.After(patience):
-						t.Error("a waiter never gets it")
+					case <-time.After(redistest.Patience):
+						t.Errorf("want the lock when the nodes are back, have waited for %v", redistest.Patience)
 					}
 				})
 			}
@@ -277,7 +268,7 @@ func TestMajorityLossIsTold(t *testing.T) {
 			for _, wrong := range r.faults() {
 				t.Error(wrong)
 			}
-			t.Logf("all holders knew after %v, refused within %v, all waiters had it %v after the nodes were back",
+			t.Logf("all locks lost after %v, new calls refused within %v, all waiters served %v after the nodes were back",
 				told, refused, time.Since(back))
 			for _, mutex := range mutexes {
 				lock(t, insist(mutex.LockContext)).Unlock()
@@ -287,28 +278,27 @@ func TestMajorityLossIsTold(t *testing.T) {
 	}
 }
 
-// Section 2: a lock is not worn down by the loss of one node after the other: it
-// is put back on each that comes back.
+// Promise 2 over several nodes: a lock outlives the loss of one node after the other, since each that comes back gets it
+// again.
 func TestRollingRestartsDoNotDrainALock(t *testing.T) {
 	t.Parallel()
-	const ttl = tolerable * 3 / 2 // it is all that stands between a machine that is busy and the end of the lock
+	const ttl = tolerable * 3 / 2 // a busy machine may not take longer for a renewal
 	for name, down := range map[string]time.Duration{"at once": 0, "over a renewal": ttl * 6 / 10} {
 		t.Run(name, func(t *testing.T) {
 			m := openMasters(t)
 			l := lock(t, insist(m.mutex(redismutex.WithTTL(ttl)).LockContext))
 			token := l.Token()
-			m.eventually("it is on every node", func(rc *redis.Client) bool { return rc.Exists(t.Context(), key).Val() == 1 })
+			m.Eventually("it is on every node", func(rc *redis.Client) bool { return rc.Exists(t.Context(), key).Val() == 1 })
 
-			// Others try all the time. What one of them has on a node for a moment is
-			// told from the lock by its TTL; and if it were to stay there, it would
-			// keep the lock away for as long.
+			// Others try all the time. What a try has on a node for a moment is known by its TTL, which is longer; and
+			// if it stayed there the lock could not come back.
 			other := m.mutex(redismutex.WithTTL(long), redismutex.WithTimeoutFactor(0.01))
 			var ended atomic.Bool
 			var tries sync.WaitGroup
 			tried, first := map[string]int{}, map[string]error{}
 			tries.Go(func() {
 				for i := 0; !ended.Load(); i++ {
-					got, err := verbTry(other, i%2 == 0)(context.Background())
+					got, err := try(other, i%2 == 0)(context.Background())
 					if err == nil {
 						got.Unlock()
 					}
@@ -322,22 +312,21 @@ func TestRollingRestartsDoNotDrainALock(t *testing.T) {
 			defer ended.Store(true)
 
 			var took []time.Duration
-			for i, server := range m.servers {
+			for i, server := range m.Servers {
 				server.Kill()
 				<-time.After(down)
 				server.Restart(t)
 				start := time.Now()
-				for j, rc := range m.looks {
-					// The others are to have been seen since, or it were several at once
-					// that may have had no lock.
-					eventually(t, fmt.Sprintf("it is back on node %d, and seen on node %d", i+1, j+1), func() bool {
+				for j, rc := range m.Admin {
+					// Every node is looked at since this restart: else several at once might have been without the lock.
+					redistest.Eventually(t, fmt.Sprintf("it is back on node %d, and seen on node %d", i+1, j+1), func() bool {
 						if l.Err() != nil {
-							t.Fatalf("lost, as node %d was gone: %v", i+1, context.Cause(l))
+							t.Fatalf("want the lock held while node %d is away, it is lost: %v", i+1, context.Cause(l))
 						}
 						since := time.Since(start)
 						left := rc.PTTL(t.Context(), key).Val()
 						if since > leniently {
-							t.Fatalf("on node %d others stand in the way: %q %q, %v", j+1,
+							t.Fatalf("want the lock on node %d again, others hold it: %q %q for %v", j+1,
 								rc.Get(t.Context(), key).Val(), rc.SMembers(t.Context(), key).Val(), left)
 						}
 						return left > ttl-since && left <= ttl
@@ -349,33 +338,33 @@ func TestRollingRestartsDoNotDrainALock(t *testing.T) {
 			tries.Wait()
 			t.Logf("back on each node after %v; tries: %v", took, tried)
 			for is, err := range first {
-				// As nodes come and go, the others may be too slow.
+				// While nodes come and go, the others may be too slow.
 				if is != "ErrLock" && is != "ErrRedis" && is != "ErrLock and ErrRedis" {
-					t.Errorf("%d tries match %q, as %v", tried[is], is, err)
+					t.Errorf("want tries to match ErrLock or ErrRedis, %d match %q, such as %v", tried[is], is, err)
 				}
 			}
 			if tried["ErrLock"] == 0 {
-				t.Error("nobody tried")
+				t.Error("no try was refused: the test shows nothing")
 			}
 			if l.Err() != nil || l.Token() != token {
-				t.Errorf("token %d was %d: %v", l.Token(), token, context.Cause(l))
+				t.Errorf("want the lock held with token %d, it has %d: %v", token, l.Token(), context.Cause(l))
 			}
 			unlock(t, l)
 			next := lock(t, insist(m.mutex().LockContext))
 			if next.Token() <= token {
-				t.Errorf("token %d after %d", next.Token(), token)
+				t.Errorf("want a token greater than %d, got %d", token, next.Token())
 			}
 			unlock(t, next)
 		})
 	}
 }
 
-// The docs of NewRedlock: a node that does not answer is waited for no longer than
-// the node time-out, and once it is known to be ill not at all.
+// The documentation of NewRedlock: the others wait for a node that does not answer no longer than the node time-out;
+// a node known to be down is skipped.
 func TestSlowNodeDoesNotHoldUpTheOthers(t *testing.T) {
 	t.Parallel()
 	const (
-		timeout = time.Second             // 0.05 of the TTL, as by default, so much that a busy machine does not reach it by itself
+		timeout = time.Second             // 0.05 of the TTL, as by default: a busy machine alone does not reach it
 		slack   = 3 * time.Second         // go-redis alone would take many times as much
 		loop    = 2500 * time.Millisecond // the node is tried again several times meanwhile
 	)
@@ -384,32 +373,32 @@ func TestSlowNodeDoesNotHoldUpTheOthers(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := openMasters(t)
-			m.behindLinks()
-			ask := verb(m.mutex(redismutex.WithTTL(long), redismutex.WithTimeoutFactor(0.05)), c.up)
-			start, l := time.Now(), lock(t, ask)
+			m.BehindLinks()
+			get := acquire(m.mutex(redismutex.WithTTL(long), redismutex.WithTimeoutFactor(0.05)), c.up)
+			start, l := time.Now(), lock(t, get)
 			if !c.held {
 				unlock(t, l)
 			}
 			warm := time.Since(start)
 			var held []*redismutex.Lock
 			for i := range 3 {
-				other, err := ask(t.Context(), redismutex.WithKey(fmt.Sprint(i)))
+				other, err := get(t.Context(), redismutex.WithKey(fmt.Sprint(i)))
 				if err != nil {
 					t.Fatal(err)
 				}
 				held = append(held, other)
 			}
-			m.eventually("nothing is under way", func(rc *redis.Client) bool { return (rc.Exists(t.Context(), key).Val() == 1) == c.held })
-			m.links[1].Hole(c.up, true)
+			m.Eventually("nothing is under way", func(rc *redis.Client) bool { return (rc.Exists(t.Context(), key).Val() == 1) == c.held })
+			m.Links[1].Hole(c.up, true)
 			start = time.Now()
 			if !c.held {
-				l = lock(t, ask)
+				l = lock(t, get)
 			}
 			locked := time.Since(start)
 			unlock(t, l)
 			first := time.Since(start)
 			if first > timeout+slack {
-				t.Errorf("the first took %v, and %v with its unlock", locked, first)
+				t.Errorf("want the first lock and unlock within %v, it took %v, and %v with its unlock", timeout+slack, locked, first)
 			}
 			var all []time.Duration
 			for _, l := range held {
@@ -419,24 +408,24 @@ func TestSlowNodeDoesNotHoldUpTheOthers(t *testing.T) {
 			}
 			for start := time.Now(); time.Since(start) < loop; {
 				start := time.Now()
-				unlock(t, lock(t, ask))
+				unlock(t, lock(t, get))
 				all = append(all, time.Since(start))
 			}
 
-			// Nor does somebody else hear of it instead of the holder.
-			l = lock(t, ask)
-			other := m.mutexOf(m.clients(), redismutex.WithTTL(long), redismutex.WithTimeoutFactor(0.05))
-			for i := range 3 { // before it knows of the node, and then
+			// And a try returns that the lock is held, not that a node is down.
+			l = lock(t, get)
+			other := m.mutexOf(m.Process(), redismutex.WithTTL(long), redismutex.WithTimeoutFactor(0.05))
+			for i := range 3 { // before it knows that the node is down, and afterwards
 				if _, err := other.TryLockContext(t.Context()); kinds(err) != "ErrLock" {
-					t.Errorf("try %d matches %q: %v", i+1, kinds(err), err)
+					t.Errorf("try %d: want an error that matches ErrLock, this one matches %q: %v", i+1, kinds(err), err)
 				}
 			}
 			unlock(t, l)
 
 			slices.Sort(all)
-			worst := all[len(all)-2:] // one may meet a moment at which the machine stands still
+			worst := all[len(all)-2:] // one may meet a moment in which the machine stands still
 			if worst[0] >= timeout {
-				t.Errorf("later ones took %v", worst)
+				t.Errorf("want later ones below the node time-out, %v, they took %v", timeout, worst)
 			}
 			t.Logf("before %v; first %v, with its unlock %v; later %d, median %v, worst %v",
 				warm, locked, first, len(all), all[len(all)/2], worst)
@@ -444,46 +433,34 @@ func TestSlowNodeDoesNotHoldUpTheOthers(t *testing.T) {
 	}
 }
 
-// What follows is what these tests share.
-
-// Masters are servers that know nothing of each other.
+// Masters are five servers that know nothing of each other, and what the locks on them log.
 type masters struct {
 	*testing.T
-	servers []*redistest.Server
-	looks   []*redis.Client  // look on
-	links   []*faultnet.Link // the ways of all processes to each; nil: these do not fail
-	log     logged
+	*redistest.Quorum
+	log redistest.Log
 }
+
+// turns lets two of these tests run at a time: each loads a core with its 16 processes and five servers.
+var turns = make(chan struct{}, 2)
 
 func openMasters(t *testing.T) *masters {
 	t.Helper()
 	t.Parallel()
-	m := &masters{T: t}
+	turns <- struct{}{}
+	t.Cleanup(func() { <-turns })
+	m := &masters{T: t, Quorum: redistest.StartQuorum(t, 5)}
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("the log: %.4000s", m.log.String())
 		}
 	})
-	for range 5 {
-		s := redistest.Start(t)
-		m.servers = append(m.servers, s)
-		m.looks = append(m.looks, s.Client(t))
-	}
 	return m
 }
 
-// behindLinks has the processes that follow go by links. They cost much, so
-// they are there only where they are to fail.
-func (m *masters) behindLinks() {
-	for range m.servers {
-		m.links = append(m.links, faultnet.New(nil))
-	}
-}
-
-// mutex is one in a process of its own, that has its connections.
+// mutex returns one in a process of its own, which is connected to each server.
 func (m *masters) mutex(opt ...redismutex.MutexOption) *redismutex.RWMutex {
 	m.Helper()
-	clients := m.clients()
+	clients := m.Process()
 	for _, rc := range clients {
 		if err := rc.(*redis.Client).Ping(m.Context()).Err(); err != nil {
 			m.Fatal(err)
@@ -492,63 +469,34 @@ func (m *masters) mutex(opt ...redismutex.MutexOption) *redismutex.RWMutex {
 	return m.mutexOf(clients, opt...)
 }
 
-// clients are a process: another one with each call.
-func (m *masters) clients() (clients []redis.Scripter) {
-	m.Helper()
-	for i, s := range m.servers {
-		clients = append(clients, s.Client(m, func(o *redis.Options) {
-			if m.links != nil {
-				o.Dialer = m.links[i].Dial
-			}
-		}))
-	}
-	return clients
-}
-
 func (m *masters) mutexOf(clients []redis.Scripter, opt ...redismutex.MutexOption) *redismutex.RWMutex {
-	opt = append([]redismutex.MutexOption{redismutex.WithTTL(tolerable), redismutex.WithTimeoutFactor(tolerant), m.log.option()}, opt...)
+	opt = append([]redismutex.MutexOption{redismutex.WithTTL(tolerable), redismutex.WithTimeoutFactor(tolerant), redismutex.WithLogger(m.log.Logger())}, opt...)
 	return redismutex.NewRedlock(clients, key, opt...)
 }
 
-// insist asks again where it is told that no majority has answered: now and
-// then that is so on a machine that is busy.
-func insist(a ask) ask {
+// insist calls again when no majority has answered, which now and then happens on a busy machine.
+func insist(a call) call {
 	return func(ctx context.Context, opt ...redismutex.LockOption) (*redismutex.Lock, error) {
 		for start := time.Now(); ; {
 			l, err := a(ctx, opt...)
-			if !errors.Is(err, redismutex.ErrRedis) || time.Since(start) > patience {
+			if !errors.Is(err, redismutex.ErrRedis) || time.Since(start) > redistest.Patience {
 				return l, err
 			}
 		}
 	}
 }
 
-func verbTry(m *redismutex.RWMutex, write bool) ask {
-	if write {
-		return m.TryLockContext
-	}
-	return m.TryRLockContext
-}
-
-// eventually waits until something holds on every node.
-func (m *masters) eventually(what string, holds func(*redis.Client) bool) {
-	m.Helper()
-	for _, rc := range m.looks {
-		eventually(m.T, what, func() bool { return holds(rc) })
-	}
-}
-
-// honest checks that an error says nothing of nodes that they cannot have said.
+// honest checks that an error does not say of a node that is down that others hold it.
 func (m *masters) honest(err error, gone []int) {
 	m.Helper()
 	for _, i := range gone {
-		if strings.Contains(err.Error(), m.servers[i].Addr()+"): "+redismutex.ErrLock.Error()) {
-			m.Errorf("of node %d nobody can know: %v", i+1, err)
+		if strings.Contains(err.Error(), m.Servers[i].Addr()+"): "+redismutex.ErrLock.Error()) {
+			m.Errorf("node %d is down; want nothing said of who holds it, got %v", i+1, err)
 		}
 	}
 }
 
-// done says whether all have come home, without waiting for them.
+// done returns a function that reports whether all have returned, without waiting for them.
 func done(all *sync.WaitGroup) func() bool {
 	c := make(chan struct{})
 	go func() { all.Wait(); close(c) }()
@@ -562,37 +510,21 @@ func done(all *sync.WaitGroup) func() bool {
 	}
 }
 
-// kinds are the errors that err matches: one, if it says what happened.
-func kinds(err error) string {
-	var is []string
-	for name, kind := range map[string]error{
-		"ErrLock": redismutex.ErrLock, "ErrLockLost": redismutex.ErrLockLost, "ErrUnlocked": redismutex.ErrUnlocked,
-		"ErrRedis": redismutex.ErrRedis, "ErrNotLock": redismutex.ErrNotLock, "ErrInvalid": redismutex.ErrInvalid,
-		"Canceled": context.Canceled, "DeadlineExceeded": context.DeadlineExceeded,
-	} {
-		if errors.Is(err, kind) {
-			is = append(is, name)
-		}
-	}
-	slices.Sort(is)
-	return strings.Join(is, " and ")
-}
-
-// empty waits until the longest lease has run out, that of the tombstones, and
-// checks that no node has anything left but the token.
+// empty waits until the longest lease has run out, that of the tombstones, and checks that nothing but the token is left
+// on any node.
 func (m *masters) empty() {
 	m.Helper()
 	start := time.Now()
-	m.eventually("nothing is left", func(rc *redis.Client) bool {
+	m.Eventually("nothing is left", func(rc *redis.Client) bool {
 		keys, err := rc.Keys(m.Context(), "*").Result()
 		if time.Since(start) > 2*tolerable+atOnce {
-			m.Fatalf("%q is left, %v", keys, err)
+			m.Fatalf("want nothing but the token left after %v, got %q, %v", time.Since(start), keys, err)
 		}
 		return err == nil && !slices.ContainsFunc(keys, func(k string) bool { return k != "{"+key+"}:token" })
 	})
 }
 
-// A fault is what becomes of a node, and how that ends.
+// A fault of a node, and its repair.
 type fault struct {
 	strike, heal func(m *masters, node int)
 	ofLinks      bool
@@ -601,22 +533,21 @@ type fault struct {
 var (
 	// A node comes back empty. It has to stay away for a TTL.
 	killed = fault{
-		strike: func(m *masters, node int) { m.servers[node].Kill() },
-		heal:   func(m *masters, node int) { m.servers[node].Restart(m) },
+		strike: func(m *masters, node int) { m.Servers[node].Kill() },
+		heal:   func(m *masters, node int) { m.Servers[node].Restart(m) },
 	}
 	frozen = fault{
-		strike: func(m *masters, node int) { m.servers[node].Freeze() },
-		heal:   func(m *masters, node int) { m.servers[node].Thaw() },
+		strike: func(m *masters, node int) { m.Servers[node].Freeze() },
+		heal:   func(m *masters, node int) { m.Servers[node].Thaw() },
 	}
 	blackHoled = fault{
-		strike:  func(m *masters, node int) { m.links[node].Hole(true, true) },
-		heal:    func(m *masters, node int) { m.links[node].Hole(false, false) },
+		strike:  func(m *masters, node int) { m.Links[node].Hole(true, true) },
+		heal:    func(m *masters, node int) { m.Links[node].Hole(false, false) },
 		ofLinks: true,
 	}
 )
 
-// A register knows who is inside a lock that may be lost at any time: a hold is
-// over when its context is done.
+// A register knows who is inside a lock that may be lost at any time: a stay ends when the lock's context is done.
 type register struct {
 	mu      sync.Mutex
 	inside  map[context.Context]bool // whether it writes
@@ -629,11 +560,10 @@ type register struct {
 
 func newRegister() *register { return &register{inside: map[context.Context]bool{}} }
 
-// enter is called by who has been granted l, and has not begun to unlock it.
+// enter is called by a holder of l that has not begun to unlock it.
 //
-// Who is seen here not to be done holds at this moment, and all who are inside
-// have held since before. So two of them overlap if the other is not done either;
-// and writers come in with the tokens in the order of their grants.
+// A lock that is not done is held at this moment, and all those inside have been held since before. So two overlap if the
+// other is not done either, and writers come in with their tokens in the order of their grants.
 func (r *register) enter(l context.Context, process int, write bool, token uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -657,7 +587,7 @@ func (r *register) enter(l context.Context, process int, write bool, token uint6
 	}
 }
 
-// leave comes before the unlock begins.
+// leave is called before the unlock begins.
 func (r *register) leave(l context.Context) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -670,7 +600,7 @@ func (r *register) faults() []string {
 	return slices.Clone(r.wrong)
 }
 
-// longestGap is the longest time without a new writer, from a moment on.
+// longestGap returns the longest time without a new writer since a moment.
 func (r *register) longestGap(from time.Time) (longest time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -682,7 +612,7 @@ func (r *register) longestGap(from time.Time) (longest time.Duration) {
 	return longest
 }
 
-// A crowd is 16 processes that read and write in turn, until it ends.
+// A crowd is 16 processes that read and write by turns until it ends.
 type crowd struct {
 	*register
 	t         *testing.T
@@ -690,14 +620,14 @@ type crowd struct {
 	ended     atomic.Bool
 	unlocks   atomic.Int64
 	uncertain atomic.Int64 // unlocks that have not been confirmed
-	refused   atomic.Int64 // told that no majority answers in time
+	refused   atomic.Int64 // calls to which no majority answered in time
 }
 
 func (m *masters) load() *crowd {
 	m.Helper()
 	c := &crowd{register: newRegister(), t: m.T}
 	ctx, cancel := context.WithCancel(context.Background())
-	m.Cleanup(func() { // if the test fails, nobody is to be left behind
+	m.Cleanup(func() { // also if the test fails
 		c.ended.Store(true)
 		cancel()
 		c.all.Wait()
@@ -707,12 +637,12 @@ func (m *masters) load() *crowd {
 		c.all.Go(func() {
 			for i := p; !c.ended.Load(); i++ {
 				write := i%4 == 0
-				l, err := verb(mutex, write)(ctx)
+				l, err := acquire(mutex, write)(ctx)
 				switch {
 				case ctx.Err() != nil:
 					return
 				case errors.Is(err, redismutex.ErrRedis):
-					c.refused.Add(1) // a third node was too slow, since the machine is busy
+					c.refused.Add(1) // a third node was too slow on a busy machine
 					continue
 				case err != nil:
 					m.Errorf("process %d: %v", p, err)
@@ -723,7 +653,7 @@ func (m *masters) load() *crowd {
 					runtime.Gosched() // a critical section that is empty overlaps with nothing
 				}
 				c.leave(l)
-				// That a node did not answer is no fault of the lock.
+				// A node that does not answer is no fault of the lock.
 				err = l.UnlockContext(ctx)
 				c.unlocks.Add(1)
 				if errors.Is(err, redismutex.ErrRedis) || errors.Is(err, redismutex.ErrLockLost) {
@@ -737,14 +667,13 @@ func (m *masters) load() *crowd {
 	return c
 }
 
-// goesOn waits until every process has got the lock so often from now on, and
-// somebody to write.
+// goesOn waits until every process has been granted the lock so often from now on, and one of them for writing.
 func (c *crowd) goesOn(often int) {
 	c.t.Helper()
 	c.mu.Lock()
 	entered, wrote := c.entered, len(c.wrote)
 	c.mu.Unlock()
-	eventually(c.t, "every process gets the lock again", func() bool {
+	redistest.Eventually(c.t, "every process is granted the lock again", func() bool {
 		if c.t.Failed() {
 			c.t.FailNow()
 		}
@@ -762,7 +691,7 @@ func (c *crowd) goesOn(often int) {
 	}
 }
 
-// end lets all go home.
+// end stops the crowd.
 func (c *crowd) end() {
 	c.t.Helper()
 	c.ended.Store(true)
@@ -771,7 +700,7 @@ func (c *crowd) end() {
 		c.t.Error(wrong)
 	}
 	if c.refused.Load() > c.unlocks.Load() {
-		c.t.Errorf("more were refused than let in: %s", c)
+		c.t.Errorf("want more granted than refused: %s", c)
 	}
 }
 

@@ -1,6 +1,4 @@
-package redismutex_test
-
-// This file answers: is foreign data left alone, whatever the network does to the calls?
+package integration
 
 import (
 	"context"
@@ -10,23 +8,24 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+
 	"github.com/redismutex/redismutex"
 	"github.com/redismutex/redismutex/internal/faultnet"
+	"github.com/redismutex/redismutex/internal/redistest"
 )
 
 // foreign puts a sorted set, a set, a hash and a string without TTL under a key.
-var foreign = map[string]func(s *scene, key string) error{
-	"zset": func(s *scene, k string) error {
+var foreign = map[string]func(s *single, key string) error{
+	"zset": func(s *single, k string) error {
 		return s.rc.ZAdd(s.Context(), k, redis.Z{Score: 1, Member: "data"}, redis.Z{Score: 2, Member: "more"}).Err()
 	},
-	"set":    func(s *scene, k string) error { return s.rc.SAdd(s.Context(), k, "data", "more").Err() },
-	"hash":   func(s *scene, k string) error { return s.rc.HSet(s.Context(), k, "field", "data").Err() },
-	"string": func(s *scene, k string) error { return s.rc.Set(s.Context(), k, "data", 0).Err() },
+	"set":    func(s *single, k string) error { return s.rc.SAdd(s.Context(), k, "data", "more").Err() },
+	"hash":   func(s *single, k string) error { return s.rc.HSet(s.Context(), k, "field", "data").Err() },
+	"string": func(s *single, k string) error { return s.rc.Set(s.Context(), k, "data", 0).Err() },
 }
 
-// Promise 10: also by the release in the background that follows a refused acquire. It
-// carries a tombstone if the acquire may have been sent twice: the link is slow, a reply
-// was lost, or the caller has given up meanwhile.
+// Promise 10: the release in the background that follows a refused acquire leaves foreign data alone. It carries a
+// tombstone if the acquire may have been sent twice: the link is slow, a reply was lost, or the caller has given up.
 func TestReleaseInTheBackgroundLeavesForeignDataAlone(t *testing.T) {
 	s := open(t)
 	warm := s.mutex(nil)
@@ -68,13 +67,14 @@ func TestReleaseInTheBackgroundLeavesForeignDataAlone(t *testing.T) {
 						ctx, cancel := context.WithCancel(s.Context())
 						defer cancel()
 						fault(link, cancel)
-						if l, err := verb(mutex, write)(ctx); !errors.Is(err, redismutex.ErrNotLock) && !errors.Is(err, context.Canceled) {
-							t.Errorf("%v, %v", l, err)
+						if l, err := acquire(mutex, write)(ctx); !errors.Is(err, redismutex.ErrNotLock) && !errors.Is(err, context.Canceled) {
+							t.Errorf("want an error that matches ErrNotLock or context.Canceled, got %v, %v", l, err)
 						}
-						for range 15 { // the release comes in the background
+						// The release comes in the background, and nothing announces it: the data is watched for a while.
+						for range 15 {
 							time.Sleep(10 * time.Millisecond)
 							if after, ttl := s.rc.Dump(s.Context(), data).Val(), s.rc.TTL(s.Context(), data).Val(); after != before || ttl != -1 {
-								t.Fatalf("%q became %q, with a TTL of %v", before, after, ttl)
+								t.Fatalf("want the data left alone, %q became %q, with a TTL of %v", before, after, ttl)
 							}
 						}
 					})
@@ -84,9 +84,9 @@ func TestReleaseInTheBackgroundLeavesForeignDataAlone(t *testing.T) {
 	}
 }
 
-// Promise 10: the unlock of a lock one of whose keys has come to hold foreign data says
-// so, and what is the lock's own is released.
-func TestUnlockOfALockAmongForeignDataSaysSo(t *testing.T) {
+// Promise 10: the unlock of a lock one of whose keys holds foreign data by now returns ErrNotLock, and releases what is
+// the lock's own.
+func TestUnlockAmongForeignDataReturnsErrNotLock(t *testing.T) {
 	s := open(t)
 	n := 0
 	for _, where := range []string{"%s", "{%s}:lease", "{%s}:lock-intent"} {
@@ -96,9 +96,9 @@ func TestUnlockOfALockAmongForeignDataSaysSo(t *testing.T) {
 				name := fmt.Sprint("lock", n)
 				data := fmt.Sprintf(where, name)
 				mutex := redismutex.NewMutex(s.client(nil), name, redismutex.WithTTL(long))
-				l := s.lock(verb(mutex, write))
+				l := s.lock(acquire(mutex, write))
 				if write && where == "{%s}:lease" {
-					continue // the unlock of a writer for whom nobody waits has no business with it
+					continue // the unlock of a writer behind whom nobody waits does not touch it
 				}
 				s.rc.Del(s.Context(), data)
 				if err := put(s, data); err != nil {
@@ -106,51 +106,52 @@ func TestUnlockOfALockAmongForeignDataSaysSo(t *testing.T) {
 				}
 				before := s.rc.Dump(s.Context(), data).Val()
 				if err := l.UnlockContext(s.Context()); !errors.Is(err, redismutex.ErrNotLock) || errors.Is(err, redismutex.ErrRedis) {
-					t.Errorf("%s at %s, %s: %v", what, data, kind(write), err)
+					t.Errorf("%s at %s, %s: want an error that matches ErrNotLock alone, got %v", what, data, kind(write), err)
 				}
 				if after, ttl := s.rc.Dump(s.Context(), data).Val(), s.rc.TTL(s.Context(), data).Val(); after != before || ttl != -1 {
-					t.Errorf("%s at %s, %s: %q became %q, with a TTL of %v", what, data, kind(write), before, after, ttl)
+					t.Errorf("%s at %s, %s: want the data left alone, %q became %q, with a TTL of %v", what, data, kind(write), before, after, ttl)
 				}
 				if where != "%s" && s.rc.Exists(s.Context(), name).Val() != 0 {
-					t.Errorf("%s at %s: the %s still holds", what, data, kind(write))
+					t.Errorf("%s at %s: want the lock released, the %s still holds it", what, data, kind(write))
 				}
 			}
 		}
 	}
 }
 
-// Promise 10: those that wait learn of foreign data at the holder key, and those that
-// come are refused, also where many wait.
+// Promise 10: foreign data at the holder key ends every wait with ErrNotLock and refuses new calls, also where many
+// wait.
 func TestForeignHolderEndsEveryWait(t *testing.T) {
 	s := open(t)
-	holder := s.lock(s.mutex(nil, redismutex.WithTTL(short)).LockContext)
-	mutex := s.mutex(nil, redismutex.WithTTL(short))
-	rc, sent := s.client(nil), &counted{}
+	const ttl = 2 * time.Second // a waiter learns it with its next renewal, and 101 are renewed
+	holder := s.lock(s.mutex(nil, redismutex.WithTTL(ttl)).LockContext)
+	mutex := s.mutex(nil, redismutex.WithTTL(ttl))
+	rc, sent := s.client(nil), &redistest.Counter{}
 	rc.AddHook(sent)
 	another := s.mutexOf(rc, redismutex.WithTTL(long))
-	waiters := []<-chan outcome{later(another.LockContext)} // so that its process hears
+	waiters := []<-chan outcome{later(another.LockContext)} // so that its process subscribes
 	for i := range 100 {
-		waiters = append(waiters, later(verb(mutex, i%2 == 0)))
+		waiters = append(waiters, later(acquire(mutex, i%2 == 0)))
 	}
 	s.waiting(101)
 	s.rc.Set(s.Context(), key, "data", 0)
 	for _, write := range []bool{true, false} {
-		n := sent.number()
+		n := sent.Commands()
 		ctx, cancel := context.WithTimeout(s.Context(), atOnce)
-		if _, err := verb(another, write)(ctx); !errors.Is(err, redismutex.ErrNotLock) || sent.number()-n > 2 {
-			t.Fatalf("a %s that comes: %v, after %d commands", kind(write), err, sent.number()-n)
+		if _, err := acquire(another, write)(ctx); !errors.Is(err, redismutex.ErrNotLock) || sent.Commands()-n > 2 {
+			t.Fatalf("a new %s: want ErrNotLock after 2 commands at most, got %v after %d", kind(write), err, sent.Commands()-n)
 		}
 		cancel()
 	}
 	for _, waiter := range waiters {
-		if o := <-waiter; !errors.Is(o.err, redismutex.ErrNotLock) {
-			t.Fatal(o.err)
+		if o := <-waiter; !errors.Is(o.Err, redismutex.ErrNotLock) {
+			t.Fatal(o.Err)
 		}
 	}
 	if err := holder.UnlockContext(s.Context()); !errors.Is(err, redismutex.ErrNotLock) && !errors.Is(err, redismutex.ErrLockLost) {
-		t.Error(err)
+		t.Errorf("want an error that matches %q, got %v", redismutex.ErrLockLost, err)
 	}
 	if got := s.rc.Get(s.Context(), key).Val(); got != "data" {
-		t.Errorf("%q", got)
+		t.Errorf("want the data left alone, it is %q", got)
 	}
 }

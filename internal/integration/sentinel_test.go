@@ -1,0 +1,83 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/redismutex/redismutex"
+	"github.com/redismutex/redismutex/internal/redistest"
+)
+
+// The package documentation, "Where they end": a failover to a replica that knew of the lock loses nothing. One to a
+// replica that did not loses the lock and ends its holder's context; waiters wait on, and the lock works again.
+func TestSentinelFailoverIsSurvived(t *testing.T) {
+	t.Run("replicated", func(t *testing.T) { failOver(t, true) })
+	t.Run("lost", func(t *testing.T) { failOver(t, false) })
+}
+
+func failOver(t *testing.T, replicated bool) {
+	t.Parallel()
+	s := redistest.Sentinel(t)
+	ttl := map[bool]time.Duration{true: long, false: 6 * time.Second}[replicated]
+	mutex := func() *redismutex.RWMutex { return redismutex.NewMutex(s.Client(t), key, redismutex.WithTTL(ttl)) }
+	holder := lock(t, mutex().LockContext)
+	old := s.Master()
+	look := old.Client(t)
+	waiters := make(chan outcome)
+	for i := range 2 {
+		waiter := later(mutex().LockContext)
+		go func() { waiters <- <-waiter }()
+		redistest.Eventually(t, "it waits", func() bool { return look.ZCard(t.Context(), intents).Val() == int64(i+1) })
+	}
+	redistest.Eventually(t, "the replica has it", func() bool { return onReplica(t, look) })
+	old.Kill()
+	rc := s.Client(t)
+	redistest.Eventually(t, "another master takes writes", func() bool {
+		if replicated {
+			return rc.Set(t.Context(), "k", "v", 0).Err() == nil
+		}
+		return rc.FlushAll(t.Context()).Err() == nil
+	})
+	if s.Master() == old {
+		t.Error("want another master, it is still the one that was killed")
+	}
+	if replicated {
+		unlock(t, holder)
+	}
+	for range 2 {
+		select {
+		case o := <-waiters:
+			if o.Err != nil {
+				t.Fatal(o.Err)
+			}
+			if !replicated {
+				select {
+				case <-holder.Done():
+				case <-time.After(ttl):
+					t.Errorf("want the first holder's context done within %v of the second's grant, it is not", ttl)
+				}
+			}
+			unlock(t, o.Value)
+		case <-time.After(redistest.Patience):
+			t.Fatalf("want every waiter granted the lock, one has waited for %v", redistest.Patience)
+		}
+	}
+	if !replicated {
+		if err := holder.UnlockContext(t.Context()); !errors.Is(err, redismutex.ErrLockLost) || !errors.Is(context.Cause(holder), redismutex.ErrLockLost) {
+			t.Error(err, context.Cause(holder))
+		}
+	}
+	unlock(t, lock(t, mutex().LockContext))
+}
+
+// onReplica reports whether all writes of a master are on its replica. WAIT is about the writes of its own connection: on
+// one that wrote nothing it answers yes at once.
+func onReplica(t *testing.T, master *redis.Client) bool {
+	c := master.Conn()
+	defer c.Close()
+	return c.Set(t.Context(), "last", "write", 0).Err() == nil && c.Wait(t.Context(), 1, time.Second).Val() == 1
+}
