@@ -1,24 +1,20 @@
 package redismutex
 
-// This file answers: how does Go call Lua? It embeds the scripts, and nothing
-// else knows the order of their arguments or what their replies look like.
+// This file answers: how does Go call Lua? Nothing else
+// knows the order of their arguments or what their replies look like.
 
 import (
 	"context"
 	"crypto/sha1"
-	"embed"
 	"encoding/hex"
 	"errors"
 	"fmt"
-	"regexp"
 	"strconv"
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redismutex/redismutex/lua"
 )
-
-//go:embed lua/*.lua
-var files embed.FS
 
 var (
 	lockScript    = load("lock", granted)
@@ -32,29 +28,16 @@ var (
 type script struct {
 	source any
 	digest any
-	short  status // what a short reply says: see prelude.lua
+	short  status // what a short reply says: see lua/lib/reply.lua
 }
 
-// include matches the line where a script puts in another one.
-var include = regexp.MustCompile(`(?m)^-- include (\w+)\.lua$`)
-
 func load(verb string, short status) *script {
-	source := include.ReplaceAllStringFunc(mustRead(verb), func(line string) string {
-		return mustRead(include.FindStringSubmatch(line)[1])
-	})
+	source := lua.Source(verb)
 	digest := sha1.Sum([]byte(source))
 	return &script{source: source, digest: hex.EncodeToString(digest[:]), short: short}
 }
 
-func mustRead(name string) string {
-	text, err := files.ReadFile("lua/" + name + ".lua")
-	if err != nil {
-		panic(err) // go:embed has seen the file
-	}
-	return string(text)
-}
-
-// A status is what a script says of the caller's id. prelude.lua explains them.
+// A status is what a script says of the caller's id. lua/lib/reply.lua explains them.
 type status int64
 
 const (
@@ -164,7 +147,7 @@ func (m *RWMutex) first(write bool) bool {
 	return m.order == writersFirst && write || m.order == readersFirst && !write
 }
 
-// span is between the ranks of the two classes, as prelude.lua has it.
+// span is between the ranks of the two classes, as lua/lib/token.lua has it.
 const span = 4e15
 
 // score is where a rank stands in the queue.

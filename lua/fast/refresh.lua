@@ -1,0 +1,33 @@
+-- fast/refresh.lua: a waiter, or a reader that holds, where there is nothing to hand on: no
+-- lease has ended, and a writer holds, or nobody waits, or a writer is the first to wait.
+--
+-- A reader of a quorum that holds comes this way only if nobody waits: the reply would have to
+-- tell whether somebody waits before it.
+
+-- include lib/keys.lua
+-- include lib/clock.lua
+-- include lib/held.lua
+-- include lib/reply.lua
+-- include lib/expiry.lua
+-- include lib/in_front.lua
+if held == 'string' or held == 'set' then
+	local ttl_of_intents, ttl_of_leases = call('PTTL', INTENTS), call('PTTL', LEASES)
+	local index = ttl_of_leases >= 0 and ttl_of_intents >= 0 and redis.pcall('ZRANK', INTENTS, KIND .. ID)
+	local waits = type(index) == 'number'
+	if waits or held == 'set' and KIND == 'r' and ttl_of_leases >= 0
+		and (ttl_of_intents == -2 or ttl_of_intents >= 0 and not score) and call('SISMEMBER', HOLDER, ID) == 1 then
+		local ends = now + TTL
+		local expiry = format('%d', ends)
+		-- The ZREM changes nothing. It cannot grow memory, and the ZADD may.
+		if redis.pcall('ZCOUNT', LEASES, '0', format('%d', now)) == 0
+			and (held == 'string' or ttl_of_intents == -2
+				or string.sub(redis.pcall('ZRANGE', INTENTS, '0', '0')[1] or '', 1, 1) == 'w')
+			and call('ZREM', LEASES, '') == 0
+			and call('ZADD', LEASES, 'XX', 'GT', 'CH', expiry, ID) == 1 then
+			if now + ttl_of_leases < ends then
+				live_until(expiry, held == 'set')
+			end
+			return waits and reply(WAITING, in_front(index)) or reply(GRANTED)
+		end
+	end
+end
