@@ -7,7 +7,7 @@
 --         the class of the rank: "1" goes before all of "0"
 --       4 (quorum only) score: the caller's place in the queue of every node: its rank in µs,
 --         in class "1" less the span of a class (lib/token.lua)
--- Reply as in lib/reply.lua:
+-- Reply as in lib/status.lua:
 --       granted     the fencing token; also if the id holds already
 --       waiting     the id is in the queue; also if it was before
 --       busy        a try, and others are in the way
@@ -17,17 +17,20 @@
 --       A full Redis replies with an error (OOM); nothing has changed.
 
 -- include lib/keys.lua
-local KIND, ID, TTL, HOW, score = 'w', ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local KIND, ID, TTL, HOW = 'w', ARGV[1], ARGV[2], ARGV[3]
+local score = ARGV[4] and tonumber(ARGV[4])
+
+-- include lib/clock.lua
+-- include lib/token.lua
 
 -- include fast/lock.lua
 -- include fast/join.lua
 
--- include lib/clock.lua
--- include lib/token.lua
 -- include lib/held.lua
--- include lib/reply.lua
 -- include lib/expiry.lua
+-- include lib/status.lua
 -- include lib/message.lua
+-- include lib/reply.lua
 -- include lib/in_front.lua
 -- include lib/foreign.lua
 -- include lib/hand_on.lua
@@ -42,4 +45,4 @@ if not fits('nobody') then
 	return join()
 end
 call('SET', HOLDER, ID, 'PX', TTL)
-return reply(GRANTED, raise_token(last_token(), 1, score and score % SPAN))
+return reply(GRANTED, next_token(score and score % SPAN))

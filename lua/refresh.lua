@@ -10,7 +10,7 @@
 --       4 (quorum only) score: as in lock.lua
 --       5 (quorum only) a fencing token to which that of the writer in place is raised
 -- Reply with the holder alone: 1 if the id is the writer, 0 if it is not.
---       Else as in lib/reply.lua:
+--       Else as in lib/status.lua:
 --       granted  the id holds: a writer's fencing token, 0 for a reader
 --       waiting  the id is in the queue
 --       gone     the id neither holds nor waits, or its lease has ended
@@ -18,7 +18,8 @@
 --       It works on a full Redis.
 
 -- include lib/keys.lua
-local ID, TTL, KIND, score = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local ID, TTL, KIND = ARGV[1], ARGV[2], ARGV[3]
+local score = ARGV[4] and tonumber(ARGV[4])
 
 if #KEYS == 1 then
 	return redis.pcall('GET', HOLDER) == ID and call('PEXPIRE', HOLDER, TTL) or 0
@@ -29,9 +30,10 @@ end
 -- include lib/clock.lua
 -- include lib/token.lua
 -- include lib/held.lua
--- include lib/reply.lua
 -- include lib/expiry.lua
+-- include lib/status.lua
 -- include lib/message.lua
+-- include lib/reply.lua
 -- include lib/in_front.lua
 -- include lib/foreign.lua
 -- include lib/hand_on.lua

@@ -7,7 +7,8 @@
 --       under the token key does not matter to a reader.
 
 -- include lib/keys.lua
-local KIND, ID, TTL, HOW, score = 'r', ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
+local KIND, ID, TTL, HOW = 'r', ARGV[1], ARGV[2], ARGV[3]
+local score = ARGV[4] and tonumber(ARGV[4])
 
 -- include fast/rlock.lua
 -- include fast/join.lua
@@ -15,9 +16,10 @@ local KIND, ID, TTL, HOW, score = 'r', ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[
 -- include lib/clock.lua
 -- include lib/token.lua
 -- include lib/held.lua
--- include lib/reply.lua
 -- include lib/expiry.lua
+-- include lib/status.lua
 -- include lib/message.lua
+-- include lib/reply.lua
 -- include lib/in_front.lua
 -- include lib/foreign.lua
 -- include lib/hand_on.lua

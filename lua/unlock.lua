@@ -6,7 +6,7 @@
 --       3 (optional) how long, in ms, a tombstone refuses an acquire of this id: given if one
 --         may still be under way; "" if not
 --       4 (quorum only) score: as in lock.lua
--- Reply as in lib/reply.lua:
+-- Reply as in lib/status.lua:
 --       released  the id held or waited; with the message for the caller's mailbox
 --       gone      the id neither held nor waited, or its lease had ended
 --       foreign   a key that it has to touch holds foreign data. What is certainly the
@@ -17,7 +17,8 @@
 --       It works on a full Redis.
 
 -- include lib/keys.lua
-local ID, KIND, score = ARGV[1], ARGV[2], tonumber(ARGV[4])
+local ID, KIND = ARGV[1], ARGV[2]
+local score = ARGV[4] and tonumber(ARGV[4])
 local tombstone = ARGV[3] ~= '' and ARGV[3]
 local writer = KIND == 'w' and redis.pcall('GET', HOLDER) == ID
 
@@ -26,9 +27,10 @@ local writer = KIND == 'w' and redis.pcall('GET', HOLDER) == ID
 -- include lib/clock.lua
 -- include lib/token.lua
 -- include lib/held.lua
--- include lib/reply.lua
 -- include lib/expiry.lua
+-- include lib/status.lua
 -- include lib/message.lua
+-- include lib/reply.lua
 -- include lib/foreign.lua
 -- include lib/hand_on.lua
 
@@ -69,7 +71,7 @@ end
 if tombstone then
 	drop()
 end
-own = address(ID)
+own = string.match(ID, ADDRESS)
 hand_on()
 if blocked then
 	return foreign(TOKEN)

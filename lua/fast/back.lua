@@ -2,4 +2,4 @@
 
 -- include lib/held.lua
 local back = (held == 'set' or held == 'string' and HOW == 'join:0')
-	and call('ZRANGE', INTENTS, '-1', '-1', 'WITHSCORES') or {}
+	and call('ZRANGE', INTENTS, '-1', '-1', 'WITHSCORES')

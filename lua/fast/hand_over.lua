@@ -5,26 +5,28 @@
 
 -- include lib/token.lua
 -- include lib/message.lua
-if writer_waits and (writer or readers == 1 and call('SISMEMBER', HOLDER, ID) == 1) then
+if writer_waits and last_token and (writer or readers == 1 and call('SISMEMBER', HOLDER, ID) == 1) then
 	local id = string.sub(head[1], 2)
-	local mailbox, number = address(id)
-	local ends = redis.pcall('ZSCORE', LEASES, id)
-	local own_ends = type(ends) == 'string' and (writer and ends or call('ZSCORE', LEASES, ID))
-	local last = mailbox and own_ends and math.min(ends, own_ends) > now and last_token()
-	if last then
+	local mailbox, number = string.match(id, ADDRESS)
+	local lease = redis.pcall('ZSCORE', LEASES, id)
+	local ends = tonumber(lease)
+	local own_ends = ends and (writer and ends or tonumber(call('ZSCORE', LEASES, ID)))
+	if mailbox and own_ends and ends > now and own_ends > now then
 		call('ZREM', INTENTS, head[1])
-		if writer then
-			call('ZREM', LEASES, id)
-		else
-			call('ZREM', LEASES, id, ID)
-		end
-		local token = raise_token(last, 1, score and head[2] % SPAN)
-		call('SET', HOLDER, id, 'PXAT', ends)
+		call('ZREM', LEASES, id, ID)
+		local token = next_token(score and head[2] % SPAN)
+		call('SET', HOLDER, id, 'PXAT', lease)
 		if now + ttl_of_leases <= math.max(ends, own_ends) then
-			expire(false, ends)
+			local longest = call('ZRANGE', LEASES, '-1', '-1', 'WITHSCORES')[2]
+			if longest and longest ~= lease then
+				expire(false, longest)
+			end
 		end
-		own = address(ID)
+		own = string.match(ID, ADDRESS)
 		send(mailbox, format('%d', token) .. ' ' .. number)
-		return reply(RELEASED)
+		if score or untold > 0 then
+			return {RELEASED, 0, untold, message or ''}
+		end
+		return message or DONE
 	end
 end

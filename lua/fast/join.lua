@@ -5,13 +5,12 @@
 
 -- include lib/keys.lua
 -- include lib/clock.lua
--- include lib/token.lua
 -- include lib/held.lua
--- include lib/reply.lua
+-- include lib/status.lua
 -- include lib/expiry.lua
 -- include fast/back.lua
-if back[1] and HOW == 'join:0' and (held == 'set' or call('GET', HOLDER) ~= ID)
-	and call('PTTL', INTENTS) >= 0 and (KIND == 'r' or last_token()) then
+if back and back[1] and HOW == 'join:0' and (held == 'set' or call('GET', HOLDER) ~= ID)
+	and call('PTTL', INTENTS) >= 0 and (KIND == 'r' or last_token) then
 	local ttl_of_leases = call('PTTL', LEASES)
 	local leases = ttl_of_leases >= 0 and call('ZMSCORE', LEASES, string.sub(back[1], 2), '-' .. ID)
 	local at, ends = score or math.max(us, back[2] + 1), now + TTL
@@ -23,8 +22,9 @@ if back[1] and HOW == 'join:0' and (held == 'set' or call('GET', HOLDER) ~= ID)
 		and call('ZADD', LEASES, 'NX', expiry, ID) == 1 then
 		call('ZADD', INTENTS, format('%d', at), KIND .. ID)
 		if now + ttl_of_leases < ends then
-			live_until(expiry, held == 'set')
+			expire(held == 'set', expiry)
 		end
-		return reply(WAITING, math.max(leases[1] - now, 0))
+		local wait = math.max(leases[1] - now, 0)
+		return score and {WAITING, wait, 0, '', at} or -1 - wait
 	end
 end

@@ -7,7 +7,7 @@
 -- include lib/keys.lua
 -- include lib/clock.lua
 -- include lib/held.lua
--- include lib/reply.lua
+-- include lib/status.lua
 -- include lib/expiry.lua
 -- include lib/in_front.lua
 if held == 'string' or held == 'set' then
@@ -25,9 +25,13 @@ if held == 'string' or held == 'set' then
 			and call('ZREM', LEASES, '') == 0
 			and call('ZADD', LEASES, 'XX', 'GT', 'CH', expiry, ID) == 1 then
 			if now + ttl_of_leases < ends then
-				live_until(expiry, held == 'set')
+				expire(held == 'set', expiry)
 			end
-			return waits and reply(WAITING, in_front(index)) or reply(GRANTED)
+			if not waits then
+				return score and {GRANTED, 0, 0, '', 0} or DONE
+			end
+			local wait = in_front(index)
+			return score and {WAITING, wait, 0, '', tonumber(call('ZRANGE', INTENTS, '-1', '-1', 'WITHSCORES')[2])} or -1 - wait
 		end
 	end
 end

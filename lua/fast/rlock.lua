@@ -4,6 +4,7 @@
 -- include lib/keys.lua
 -- include lib/clock.lua
 -- include lib/held.lua
+-- include lib/status.lua
 -- include lib/expiry.lua
 -- include fast/back.lua
 local alone = held == 'none' and call('EXISTS', INTENTS, LEASES) == 0
@@ -15,7 +16,7 @@ if alone or known and not known[1] and not known[2] then
 	call('ZADD', LEASES, expiry, ID)
 	call('SADD', HOLDER, ID)
 	if now + ttl_of_leases < ends then
-		live_until(expiry, true)
+		expire(true, expiry)
 	end
-	return 1 -- granted
+	return DONE
 end

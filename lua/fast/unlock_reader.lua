@@ -8,6 +8,6 @@ if readers and ttl_of_leases >= 0 and (ttl_of_intents == -2 or writer_waits and 
 		if longer == 0 then
 			expire(true)
 		end
-		return reply(RELEASED)
+		return DONE
 	end
 end

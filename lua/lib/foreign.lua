@@ -16,7 +16,7 @@ local function foreign_key(kind)
 		return INTENTS
 	elseif not sorted(LEASES) then
 		return LEASES
-	elseif kind == 'w' and not last_token() then
+	elseif kind == 'w' and not last_token then
 		return TOKEN
 	end
 end

@@ -23,7 +23,7 @@ local function lives(ends)
 end
 
 local function tell(id, token)
-	local mailbox, number = address(id)
+	local mailbox, number = string.match(id, ADDRESS)
 	if mailbox then
 		messages[mailbox] = messages[mailbox] or {format('%d', token)}
 		table.insert(messages[mailbox], number)
@@ -48,7 +48,7 @@ local function drop()
 	end
 	call('ZREM', INTENTS, unpack(intents))
 	if #ended == BATCH then
-		more = 1
+		more = MORE
 	end
 end
 
@@ -57,11 +57,11 @@ end
 -- left in the leases would one day end a writer that lives. If the token is foreign data,
 -- nothing changes.
 local function admit_writer(member, place)
-	local id, last = string.sub(member, 2), last_token()
-	if not last then
+	if not last_token then
 		blocked = true
 		return
 	end
+	local id = string.sub(member, 2)
 	local ends = call('ZSCORE', LEASES, id)
 	call('ZREM', INTENTS, member)
 	if not ends then
@@ -70,7 +70,7 @@ local function admit_writer(member, place)
 	shorter = shorter or tonumber(ends) > now + call('PTTL', LEASES) - 2
 	call('ZREM', LEASES, id)
 	if lives(ends) then
-		local token = raise_token(last, 1, score and place % SPAN)
+		local token = next_token(score and place % SPAN)
 		call('SET', HOLDER, id, 'PXAT', ends)
 		held = 'string'
 		tell(id, token)
@@ -87,7 +87,7 @@ local function admit_readers()
 	if #ids == 0 then
 		return
 	elseif #ids == BATCH then
-		more = 1
+		more = MORE
 	end
 	call('ZREMRANGEBYRANK', INTENTS, '0', format('%d', #ids - 1))
 	local living = {}

@@ -1,35 +1,21 @@
--- lib/reply.lua: what a script replies: {status, value, flags, message, last}, or a short
--- form if no flag is set and the caller has no score.
---
---   status              value                             short form
-local GRANTED    = 1 -- the fencing token, 0 for a reader    the token, 1 for a reader
-local WAITING    = 2 -- ms until the lease in front ends     -1 - ms
-local BUSY       = 3 -- 0: a try, and others are in the way
-local RELEASED   = 4 -- 0                                    the message, 1 if there is none
-local GONE       = 5 -- 0: neither holder nor waiter
-local TOMBSTONED = 6 -- 0: a tombstone refuses this id
-local FOREIGN    = 7 -- "<type>:<key>" of a key that holds foreign data: another type, a value
---                      without a TTL, or a token that is no counter of ours. It is left as it is.
---
--- The flags, added up: 1 = more is left to hand on, call again; 2 = PUBLISH was refused, so
--- that those granted have not been told; 4 = somebody waits whose score is before the
--- caller's (quorum only).
--- The message grants to waiters of the caller's own mailbox: see lib/message.lua.
--- The last is the highest score that waits, 0 if nobody does (quorum only).
-local more, untold, preceded, message = 0, 0, 0, nil
+-- lib/reply.lua: the reply of a slow path, in the forms of lib/status.lua.
+
+-- The flags that are set: 0 or MORE, and 0 or PRECEDED.
+local more, preceded = 0, 0
 
 local function reply(status, value)
+	local flags = more + untold + preceded
 	if score then
 		local highest = status ~= FOREIGN and call('ZRANGE', INTENTS, '-1', '-1', 'WITHSCORES')[2]
-		return {status, value or 0, more + untold + preceded, message or '', tonumber(highest or 0)}
-	elseif more + untold == 0 then
+		return {status, value or 0, flags, message or '', tonumber(highest or 0)}
+	elseif flags == 0 then
 		if status == GRANTED then
-			return value or 1
+			return value or DONE
 		elseif status == WAITING then
 			return -1 - value
 		elseif status == RELEASED then
-			return message or 1
+			return message or DONE
 		end
 	end
-	return {status, value or 0, more + untold, message}
+	return {status, value or 0, flags, message}
 end

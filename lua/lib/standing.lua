@@ -23,18 +23,27 @@ local function is_writer()
 	return held == 'string' and call('GET', HOLDER) == ID
 end
 
--- holding returns the reply to a holder, nil if the caller is none. The token of a writer is
--- raised to the proposal.
+-- writers_token returns the token of the writer in place, raised to the proposal, if there is
+-- one: nobody else is granted meanwhile. The counter may have expired.
+local function writers_token(proposal)
+	if last_token == 0 or last_token and proposal and proposal > last_token then
+		return next_token(proposal)
+	elseif proposal then
+		call('PEXPIRE', TOKEN, RETENTION)
+	end
+	return last_token
+end
+
+-- holding returns the reply to a holder, nil if the caller is none.
 local function holding(proposal)
 	local token
 	if is_writer() then
-		local last = last_token()
-		token = last and raise_token(last, 0, proposal)
+		token = writers_token(proposal)
 	elseif held ~= 'set' or call('SISMEMBER', HOLDER, ID) == 0 or not lives(call('ZSCORE', LEASES, ID)) then
 		return nil
 	end
 	if score and precedes() then
-		preceded = 4
+		preceded = PRECEDED
 	end
 	return reply(GRANTED, token)
 end

@@ -17,27 +17,29 @@ local FLOOR = 1e14
 -- the rank in class "0", and the rank less this in class "1".
 local SPAN = 4e15
 
--- last_token returns the last token, 0 if there is none, and nil if the key holds foreign
--- data.
-local function last_token()
-	local counter = redis.pcall('GET', TOKEN)
-	if not counter then
-		return 0
-	end
-	local last = tonumber(counter)
-	if last and last >= FLOOR and last < SPAN and format('%d', last) == counter and call('PTTL', TOKEN) >= 0 then
-		return last
-	end
+-- The last token: 0 if there is none, nil if the key holds foreign data.
+local counter = redis.pcall('GET', TOKEN)
+local last_token = counter and tonumber(counter) or 0
+if counter and not (last_token >= FLOOR and last_token < SPAN and format('%d', last_token) == counter
+	and call('PTTL', TOKEN) >= 0) then
+	last_token = nil
 end
 
--- raise_token raises the token by step, to the server's clock or, if there is one, to a
--- quorum's proposal, and returns it. The step is 1 for a new writer, and 0 for the writer in
--- place, whose counter may have expired: nobody else is granted meanwhile.
-local function raise_token(last, step, proposal)
-	if last > 0 and not proposal then
-		return step == 0 and last or call('INCRBY', TOKEN, format('%d', math.max(step, us - last)))
+-- next_token makes the token of a new writer, and returns it. A quorum proposes one.
+local function next_token(proposal)
+	local step = (proposal or us) - last_token
+	if step < 1 then
+		step = 1
 	end
-	local token = math.max(last > 0 and last + step or math.max(us, FLOOR), proposal or 0)
-	call('SET', TOKEN, format('%d', token), 'PX', RETENTION)
-	return token
+	if last_token > 0 and not proposal then
+		call('INCRBY', TOKEN, format('%d', step))
+		last_token = last_token + step
+		return last_token
+	end
+	if last_token == 0 then
+		step = math.max(step, us, FLOOR)
+	end
+	last_token = last_token + step
+	call('SET', TOKEN, format('%d', last_token), 'PX', RETENTION)
+	return last_token
 end
