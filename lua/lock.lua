@@ -21,11 +21,12 @@ local KIND, ID, TTL, HOW = 'w', ARGV[1], ARGV[2], ARGV[3]
 local score = ARGV[4] and tonumber(ARGV[4])
 
 -- include lib/clock.lua
--- include lib/token.lua
+-- include lib/last_token.lua
 
 -- include fast/lock.lua
 -- include fast/join.lua
 
+-- include lib/token.lua
 -- include lib/held.lua
 -- include lib/expiry.lua
 -- include lib/status.lua

@@ -17,13 +17,13 @@
 --       foreign  a key holds foreign data; nothing has changed
 --       It works on a full Redis.
 
+if #KEYS == 1 then
+	return redis.pcall('GET', KEYS[1]) == ARGV[1] and redis.call('PEXPIRE', KEYS[1], ARGV[2]) or 0
+end
+
 -- include lib/keys.lua
 local ID, TTL, KIND = ARGV[1], ARGV[2], ARGV[3]
 local score = ARGV[4] and tonumber(ARGV[4])
-
-if #KEYS == 1 then
-	return redis.pcall('GET', HOLDER) == ID and call('PEXPIRE', HOLDER, TTL) or 0
-end
 
 -- include fast/refresh.lua
 

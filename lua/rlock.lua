@@ -35,5 +35,5 @@ if not fits('set') then
 end
 call('ZADD', LEASES, format('%d', now + TTL), ID)
 call('SADD', HOLDER, ID)
-expire(true)
+expire(true, true)
 return reply(GRANTED)

@@ -56,10 +56,10 @@ var mutants = []mutant{
 	// Leases.
 	{"no lease is ever purged", "lua/lib/hand_on.lua", "	if #ended == 0 then\n		return\n	end\n", "	if true then\n		return\n	end\n", model},
 	{"a short lease shortens the keys of all", "lua/lib/acquire.lua",
-		"		call('ZADD', LEASES, format('%d', now + TTL), ID)\n		expire(held == 'set')\n",
-		"		call('ZADD', LEASES, format('%d', now + TTL), ID)\n		live_until(format('%d', now + TTL), held == 'set')\n", model},
+		"		call('ZADD', LEASES, format('%d', now + TTL), ID)\n		expire(held == 'set', true)\n",
+		"		call('ZADD', LEASES, format('%d', now + TTL), ID)\n		expire(held == 'set', true, format('%d', now + TTL))\n", model},
 	{"a writer that was granted keeps its waiter's lease", "lua/lib/hand_on.lua", "	call('ZREM', LEASES, id)\n	if lives(ends)", "	if lives(ends)", model},
-	{"the queue does not live as long as its leases", "lua/lib/expiry.lua", "	call('PEXPIREAT', INTENTS, ends)\n", "", model},
+	{"the queue does not live as long as its leases", "lua/lib/expiry.lua", "			call('PEXPIREAT', INTENTS, longest)\n", "", model},
 
 	// Once.
 	{"unlock frees whoever holds", "lua/unlock.lua", "local writer = KIND == 'w' and redis.pcall('GET', HOLDER) == ID", "local writer = KIND == 'w'", model},
@@ -79,8 +79,8 @@ var mutants = []mutant{
 	{"calls are not limited", "limiter.go", "	n := connections(rc)\n", "	n := connections(rc) << 10\n", scenario("TestManyWhoAskAtOnceAllWait")},
 
 	// Tokens.
-	{"a token is not written back", "lua/lib/token.lua", "	call('SET', TOKEN, format('%d', token), 'PX', RETENTION)\n", "", model},
-	{"a token follows a counter that has fallen back", "lua/lib/token.lua", "math.max(step, us - last)", "step", scenario("TestTokensRiseAlthoughTheCounterFallsBack")},
+	{"a token is not written back", "lua/lib/token.lua", "	call('SET', TOKEN, format('%d', last_token), 'PX', RETENTION)\n", "", model},
+	{"a token follows a counter that has fallen back", "lua/lib/last_token.lua", "math.max(us - last_token, last_token == 0 and FLOOR or 1)", "(last_token == 0 and us or 1)", scenario("TestTokensRiseAlthoughTheCounterFallsBack")},
 	{"nodes with a lower token count for a higher one", "ballot.go", "t.until() >= soon && t.token == s.token {", "t.until() >= soon && t.token <= s.token {", scenario("TestTokensRiseAlthoughMajoritiesDiffer")},
 	{"a node does not raise its token", "lua/refresh.lua", "return standing(tonumber(ARGV[5]))", "return standing()", model},
 
@@ -95,7 +95,7 @@ var mutants = []mutant{
 
 	// Foreign data.
 	{"unlock pops before it looks", "lua/fast/unlock.lua",
-		"	head = ttl_of_intents >= 0 and ttl_of_leases >= 0 and redis.pcall('ZRANGE', INTENTS, '0', '0', 'WITHSCORES') or head\n",
+		"	head = ttl_of_intents >= 0 and ttl_of_leases >= 0 and redis.pcall('ZRANGE', INTENTS, '0', '0', 'WITHSCORES')\n",
 		"	head = redis.call('ZPOPMIN', INTENTS)\n", model},
 	{"an unlock takes its intent out of foreign data", "lua/unlock.lua", "if intents and not writer then", "if not writer then", foreign},
 	{"an unlock takes its lease out of foreign data", "lua/unlock.lua", "if leases and not writer then", "if not writer then", foreign},
@@ -104,8 +104,8 @@ var mutants = []mutant{
 	{"a holder key without a TTL is taken for a lock", "lua/lib/held.lua", " or call('PTTL', HOLDER) < 0) then", ") then", scenario("TestForeignHolderEndsEveryWait")},
 	{"a reader joins without a look at the leases", "lua/fast/rlock.lua", "not back[1] and call('PTTL', LEASES) or -2", "not back[1] and 0 or -2", foreign},
 	{"a renewal does not look", "lua/refresh.lua", "local key = foreign_key(KIND)\n", "local key = nil\n", foreign},
-	{"any number is taken for a counter", "lua/lib/token.lua", "last >= FLOOR and last < SPAN and format('%d', last) == counter and", "last >= FLOOR and", foreign},
-	{"a writer is granted without a look at the token", "lua/lib/hand_on.lua", "	if not last then\n		blocked = true\n		return\n	end\n", "	last = last or 0\n", foreign},
+	{"any number is taken for a counter", "lua/lib/last_token.lua", "last_token >= FLOOR and last_token < SPAN and format('%d', last_token) == counter\n", "last_token >= FLOOR\n", foreign},
+	{"a writer is granted without a look at the token", "lua/lib/hand_on.lua", "	if not last_token then\n		blocked = true\n		return\n	end\n", "	last_token = last_token or 0\n", foreign},
 
 	// A full Redis.
 	{"a reader's renewal begins with a growing write", "lua/fast/refresh.lua", "			and call('ZREM', LEASES, '') == 0\n", "", scenario("TestFullRedisKeepsTheLocksItHas")},

@@ -19,7 +19,7 @@ if writer_waits and last_token and (writer or readers == 1 and call('SISMEMBER',
 		if now + ttl_of_leases <= math.max(ends, own_ends) then
 			local longest = call('ZRANGE', LEASES, '-1', '-1', 'WITHSCORES')[2]
 			if longest and longest ~= lease then
-				expire(false, longest)
+				expire(false, true, longest)
 			end
 		end
 		own = string.match(ID, ADDRESS)

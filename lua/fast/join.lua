@@ -22,7 +22,7 @@ if back and back[1] and HOW == 'join:0' and (held == 'set' or call('GET', HOLDER
 		and call('ZADD', LEASES, 'NX', expiry, ID) == 1 then
 		call('ZADD', INTENTS, format('%d', at), KIND .. ID)
 		if now + ttl_of_leases < ends then
-			expire(held == 'set', expiry)
+			expire(held == 'set', true, expiry)
 		end
 		local wait = math.max(leases[1] - now, 0)
 		return score and {WAITING, wait, 0, '', at} or -1 - wait

@@ -16,7 +16,7 @@ if alone or known and not known[1] and not known[2] then
 	call('ZADD', LEASES, expiry, ID)
 	call('SADD', HOLDER, ID)
 	if now + ttl_of_leases < ends then
-		expire(true, expiry)
+		expire(true, false, expiry)
 	end
 	return DONE
 end

@@ -6,7 +6,7 @@ if readers and ttl_of_leases >= 0 and (ttl_of_intents == -2 or writer_waits and 
 		and call('SREM', HOLDER, ID) == 1 then
 		call('ZREM', LEASES, ID)
 		if longer == 0 then
-			expire(true)
+			expire(true, writer_waits)
 		end
 		return DONE
 	end

@@ -47,7 +47,7 @@ local function join()
 	end
 	if call('ZADD', INTENTS, 'NX', format('%d', place), KIND .. ID) == 1 then
 		call('ZADD', LEASES, format('%d', now + TTL), ID)
-		expire(held == 'set')
+		expire(held == 'set', true)
 	end
 	return standing()
 end

@@ -128,7 +128,7 @@ local function hand_on()
 		end
 	end
 	if shorter then
-		expire(held == 'set')
+		expire(held == 'set', true)
 	end
 	for mailbox, words in pairs(messages) do
 		send(mailbox, table.concat(words, ' '))
