@@ -214,7 +214,7 @@ func wire(value any) []byte {
 	return []byte(",nan\r\n")
 }
 
-// brief is what prelude.lua says that an integer means: 0 that the id is unknown, 1 what
+// brief is what lua/lib/status.lua says that an integer means: 0 that the id is unknown, 1 what
 // was asked for, more than that a token, and -1 - ms that the id waits. A release grants
 // nothing, so it is never told to wait.
 func brief(s *script.Script, n int64) script.Reply {
@@ -236,7 +236,7 @@ func brief(s *script.Script, n int64) script.Reply {
 }
 
 // Promise 10: what is no reply of a script is an error of Redis, and what is one
-// is in the ranges that prelude.lua names.
+// is in the ranges that lua/lib/status.lua names.
 func FuzzParsedRepliesAreInRange(f *testing.F) {
 	for _, seed := range []string{
 		"\x00\x01", "\x00\x00", "\x03\x00\x05\xaf\x31\x07\xa4\x00\x00", "\x05", "\x07\x09WRONGTYPE",

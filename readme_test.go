@@ -14,7 +14,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redismutex/redismutex/internal/redistest"
-	"github.com/redismutex/redismutex/internal/script"
+	"github.com/redismutex/redismutex/lua"
 )
 
 // readmeACL is the ACL SETUSER command of docs/operations.md, as words.
@@ -33,9 +33,9 @@ func readmeACL(t *testing.T) []string {
 
 func TestReadmeNamesTheCommandsOfTheScripts(t *testing.T) {
 	var used []string
-	for _, verb := range []*script.Script{script.Lock, script.RLock, script.Refresh, script.Unlock} {
-		for _, call := range regexp.MustCompile(`redis\.p?call\('(\w+)'`).FindAllStringSubmatch(verb.Source(), -1) {
-			used = append(used, strings.ToLower(call[1]))
+	for _, verb := range []string{"lock", "rlock", "refresh", "unlock"} {
+		for _, command := range regexp.MustCompile(`\bp?call\('(\w+)'`).FindAllStringSubmatch(lua.Source(verb), -1) {
+			used = append(used, strings.ToLower(command[1]))
 		}
 	}
 	// What the client itself sends.

@@ -26,7 +26,7 @@ func (e ear) Key() string          { return "" }
 func (e ear) Look()                {}
 func (e ear) Deaf(error)           {}
 
-// A message of ours, as prelude.lua writes it.
+// A message of ours, as lua/lib/message.lua writes it.
 var whole = regexp.MustCompile(`^\d{1,19}( \d{1,19})+$`)
 
 // Promise 7: a message grants to those whose numbers stand in it, behind the

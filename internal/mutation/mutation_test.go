@@ -59,23 +59,24 @@ var mutants = []mutant{
 		"		p.grant(clock.Now(), token)\n		p.Acknowledge(clock.Now())\n		if p.in {", sim},
 
 	// Leases.
-	{"no lease is ever purged", "lua/prelude.lua", "	if #ended == 0 then\n		return\n	end\n", "	if true then\n		return\n	end\n", model},
-	{"a short lease shortens the keys of all", "lua/enter.lua",
-		"	redis.call('ZADD', LEASES, ends, id)\n	expire()\n	return reply(WAITING",
-		"	redis.call('ZADD', LEASES, ends, id)\n	redis.call('PEXPIREAT', LEASES, ends)\n	redis.call('PEXPIREAT', INTENTS, ends)\n	return reply(WAITING", model},
-	{"a writer that was granted keeps its waiter's lease", "lua/prelude.lua", "	redis.call('ZREM', LEASES, id)\n	if lives(ends)", "	if lives(ends)", model},
+	{"no lease is ever purged", "lua/lib/hand_on.lua", "	if #ended == 0 then\n		return\n	end\n", "	if true then\n		return\n	end\n", model},
+	{"a short lease shortens the keys of all", "lua/lib/acquire.lua",
+		"		call('ZADD', LEASES, format('%d', now + TTL), ID)\n		expire(held == 'set', true)\n",
+		"		call('ZADD', LEASES, format('%d', now + TTL), ID)\n		expire(held == 'set', true, format('%d', now + TTL))\n", model},
+	{"a writer that was granted keeps its waiter's lease", "lua/lib/hand_on.lua", "	call('ZREM', LEASES, id)\n	if lives(ends)", "	if lives(ends)", model},
+	{"the queue does not live as long as its leases", "lua/lib/expiry.lua", "			call('PEXPIREAT', INTENTS, longest)\n", "", model},
 
 	// Once.
-	{"unlock frees whoever holds", "lua/unlock.lua", "local alone = mine and", "mine = ARGV[2] == 'w'\nlocal alone = mine and", model},
-	{"an id enters again after it has left", "lua/enter.lua", "if redis.call('ZSCORE', LEASES, '-' .. id) then", "if false then", model},
-	{"a release leaves no tombstone for an acquire that may still be under way", "internal/acquisition/part.go", "p.Tombstone = err != nil && !lockerr.Has(err, lockerr.Full) || p.node.MaySendTwice(sent)", "p.Tombstone = false", scenario("TestLateCopyOfAnEnterIsRefused")},
-	{"whoever is unknown is entered by its keep", "lua/refresh.lua", "elseif lives(redis.call('ZSCORE', LEASES, id)) then", "else", model},
+	{"unlock frees whoever holds", "lua/unlock.lua", "local writer = KIND == 'w' and redis.pcall('GET', HOLDER) == ID", "local writer = KIND == 'w'", model},
+	{"an id enters again after it has left", "lua/lib/acquire.lua", "if call('ZSCORE', LEASES, '-' .. ID) then", "if false then", model},
+	{"whoever is unknown is entered by its keep", "lua/refresh.lua", "elseif lives(call('ZSCORE', LEASES, ID)) then", "else", model},
 
 	// Order, and nobody idle.
-	{"an enter overtakes those who wait", "lua/enter.lua", "if more == 0 and not other and (", "if more == 0 and (", model},
-	{"a keep hands nothing on when a lease has ended", "lua/refresh.lua", "drop()\nsettle()\n", "drop()\n", model},
-	{"a leave hands nothing on", "lua/unlock.lua", "settle()\nif blocked then", "if blocked then", model},
-	{"a downgrade lets the next writer in between", "lua/refresh.lua", "	redis.call('DEL', HOLDER)\n	redis.call('SADD'", "	redis.call('DEL', HOLDER)\n	held = 'none'\n	settle()\n	redis.call('SADD'", model},
+	{"an enter overtakes those who wait", "lua/lib/acquire.lua", "return more == 0 and not behind and (", "return more == 0 and (", model},
+	{"a keep hands nothing on when a lease has ended", "lua/refresh.lua", "drop()\nhand_on()\n", "drop()\n", model},
+	{"a leave hands nothing on", "lua/unlock.lua", "hand_on()\nif blocked then", "if blocked then", model},
+	{"a downgrade lets the next writer in between", "lua/refresh.lua", "	call('DEL', HOLDER)\n	call('SADD'", "	call('DEL', HOLDER)\n	held = 'none'\n	hand_on()\n	call('SADD'", model},
+	{"a release leaves no tombstone for an acquire that may still be under way", "internal/acquisition/part.go", "p.Tombstone = err != nil && !lockerr.Has(err, lockerr.Full) || p.node.MaySendTwice(sent)", "p.Tombstone = false", scenario("TestLateCopyOfAnEnterIsRefused")},
 	{"a caller that gives up does not release", "internal/acquisition/acquisition.go", "	if ctx.Err() != nil {\n		a.releaseInBackground()\n", "	if ctx.Err() != nil {\n", sim},
 
 	{"a try waits that has lost its grant", "internal/acquisition/acquisition.go", "a.queued || !a.try && quorum", "a.queued || quorum", scenario("TestTryThatIsLostBeforeItIsALockIsRefused")},
@@ -83,9 +84,13 @@ var mutants = []mutant{
 	{"calls are not limited", "internal/node/limiter.go", "	n := connections(rc)\n", "	n := connections(rc) << 10\n", scenario("TestManyWhoAskAtOnceAllWait")},
 
 	// Tokens.
-	{"a token is not written back", "lua/prelude.lua", "	redis.call('SET', TOKEN, digits(n), 'PX', RETENTION)\n", "", model},
+	{"a token is not written back", "lua/lib/token.lua", "	call('SET', TOKEN, format('%d', last_token), 'PX', RETENTION)\n", "", model},
+	{"a token follows a counter that has fallen back", "lua/lib/last_token.lua", "math.max(us - last_token, last_token == 0 and FLOOR or 1)", "(last_token == 0 and us or 1)", scenario("TestTokensRiseAlthoughTheCounterFallsBack")},
+	{"a node does not raise its token", "lua/refresh.lua", "return standing(tonumber(ARGV[5]))", "return standing()", model},
+
+	// Messages.
+	{"a message for another mailbox travels in the reply", "lua/lib/message.lua", "if mailbox == own then", "if own then", model},
 	{"nodes with a lower token count for a higher one", "internal/acquisition/quorum.go", "other.Until() >= soon && other.token == p.token {", "other.Until() >= soon && other.token <= p.token {", scenario("TestTokensRiseAlthoughMajoritiesDiffer")},
-	{"a node does not raise its token", "lua/refresh.lua", "return standing(kind, id, tonumber(ARGV[5]))", "return standing(kind, id)", model},
 
 	// Several nodes.
 	{"half of the nodes are a quorum", "internal/quorum/quorum.go", "return n/2 + 1", "return max(1, n/2)", sim},
@@ -94,23 +99,23 @@ var mutants = []mutant{
 		"case a.state == held && counted && !a.hasMajority():", scenario("TestLockIsLostWhenAMajorityForgetsIt")},
 
 	// Foreign data.
-	{"unlock pops before it looks", "lua/unlock.lua", "	head = head or queue >= 0 and redis.pcall('ZRANGE', KEYS[2], '0', '0', 'WITHSCORES') or {}\n",
-		"	head = redis.call('ZPOPMIN', KEYS[2])\n", model},
-	{"an unlock takes its intent out of foreign data", "lua/unlock.lua", "	if intents then", "	if true then", foreign},
-	{"an unlock takes its lease out of foreign data", "lua/unlock.lua", "	if leases then", "	if true then", foreign},
+	{"unlock pops before it looks", "lua/fast/unlock.lua",
+		"	head = ttl_of_intents >= 0 and ttl_of_leases >= 0 and redis.pcall('ZRANGE', INTENTS, '0', '0', 'WITHSCORES')\n",
+		"	head = redis.call('ZPOPMIN', INTENTS)\n", model},
+	{"an unlock takes its intent out of foreign data", "lua/unlock.lua", "if intents and not writer then", "if not writer then", foreign},
+	{"an unlock takes its lease out of foreign data", "lua/unlock.lua", "if leases and not writer then", "if not writer then", foreign},
 	{"a tombstone is put into foreign data", "lua/unlock.lua", "if tombstone and leases then", "if tombstone then", onServers("TestReleaseInTheBackgroundLeavesForeignDataAlone")},
-	{"an unlock does not tell of foreign data", "internal/acquisition/release.go", "if err == nil && r.Status == script.Foreign {", "if false {", onServers("TestUnlockAmongForeignDataReturnsErrNotLock")},
-	{"a join does not look at the holder key", "lua/queue.lua", "	and redis.call('PTTL', KEYS[1]) >= 0 and redis.call('PTTL', KEYS[2]) >= 0 then",
-		"	and redis.call('PTTL', KEYS[2]) >= 0 then", onServers("TestForeignHolderEndsEveryWait")},
-	{"a reader joins without a look at the leases", "lua/rlock.lua", "last[1] and redis.call('PTTL', KEYS[3]) >= 0 and", "last[1] and", foreign},
-	{"a renewal does not look", "lua/refresh.lua", "local data = foreign(kind)\n", "local data = nil\n", foreign},
-	{"any number is taken for a counter", "lua/lock.lua", "last >= 1e14 and last < 4e15 and string.format('%d', last) == counter\n", "last >= 1e14\n", foreign},
-	{"a writer is granted without a look at the token", "lua/prelude.lua", "		elseif counts() then", "		elseif true then", foreign},
+	{"a holder key without a TTL is taken for a lock", "lua/lib/held.lua", " or call('PTTL', HOLDER) < 0) then", ") then", onServers("TestForeignHolderEndsEveryWait")},
+	{"a reader joins without a look at the leases", "lua/fast/rlock.lua", "not back[1] and call('PTTL', LEASES) or -2", "not back[1] and 0 or -2", foreign},
+	{"a renewal does not look", "lua/refresh.lua", "local key = foreign_key(KIND)\n", "local key = nil\n", foreign},
+	{"any number is taken for a counter", "lua/lib/last_token.lua", "last_token >= FLOOR and last_token < SPAN and format('%d', last_token) == counter\n", "last_token >= FLOOR\n", foreign},
+	{"a writer is granted without a look at the token", "lua/lib/hand_on.lua", "	if not last_token then\n		blocked = true\n		return\n	end\n", "	last_token = last_token or 0\n", foreign},
 
 	// A full Redis.
-	{"a reader's renewal begins with a growing write", "lua/refresh.lua", "			and redis.call('ZREM', KEYS[3], '') == 0\n", "", scenario("TestFullRedisKeepsTheLocksItHas")},
-	{"a downgrade begins with a growing write", "lua/refresh.lua", "redis.call('ZREM', LEASES, '') --", "--", scenario("TestFullRedisKeepsTheLocksItHas")},
-	{"an acquire settles before it is refused on a full Redis", "lua/enter.lua", "	redis.call('ZADD', LEASES, 'XX', '0', '') --", "	--", scenario("TestFullRedisKeepsTheLocksItHas")},
+	{"a reader's renewal begins with a growing write", "lua/fast/refresh.lua", "			and call('ZREM', LEASES, '') == 0\n", "", scenario("TestFullRedisKeepsTheLocksItHas")},
+	{"a downgrade begins with a growing write", "lua/refresh.lua", "call('ZREM', LEASES, '') --", "--", scenario("TestFullRedisKeepsTheLocksItHas")},
+	{"an acquire hands on before it is refused on a full Redis", "lua/lib/acquire.lua", "	call('ZADD', LEASES, 'XX', '0', '') --", "	--", scenario("TestFullRedisKeepsTheLocksItHas")},
+	{"an unlock does not tell of foreign data", "internal/acquisition/release.go", "if err == nil && r.Status == script.Foreign {", "if false {", onServers("TestUnlockAmongForeignDataReturnsErrNotLock")},
 	{"the error does not tell that Redis is full", "internal/lockerr/lockerr.go", "	case strings.Contains(text, \"OOM command not allowed\"):", "	case false:", onServers("TestLocksOutliveAFullRedis")},
 
 	// Nesting.

@@ -1,0 +1,27 @@
+-- fast/unlock.lua: a writer, and nobody waits; then what two more paths look at. None of them
+-- leaves a tombstone.
+
+-- include lib/keys.lua
+local ttl_of_intents = writer and not tombstone and call('PTTL', INTENTS)
+if ttl_of_intents == -2 then
+	return call('DEL', HOLDER) -- 1: released
+end
+
+-- How many readers hold, if the caller may be one of them.
+local readers = KIND == 'r' and not tombstone and not score and redis.pcall('SCARD', HOLDER)
+readers = type(readers) == 'number' and readers > 0 and call('PTTL', HOLDER) >= 0 and readers
+
+-- Who waits first, and where, if it is a writer.
+local ttl_of_leases, head = -2, nil
+if readers or ttl_of_intents then
+	ttl_of_intents = ttl_of_intents or call('PTTL', INTENTS)
+	ttl_of_leases = call('PTTL', LEASES)
+	head = ttl_of_intents >= 0 and ttl_of_leases >= 0 and redis.pcall('ZRANGE', INTENTS, '0', '0', 'WITHSCORES')
+end
+local writer_waits = head and head[1] and string.sub(head[1], 1, 1) == 'w'
+
+-- include lib/clock.lua
+-- include lib/expiry.lua
+-- include lib/status.lua
+-- include fast/unlock_reader.lua
+-- include fast/hand_over.lua

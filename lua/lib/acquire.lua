@@ -1,0 +1,53 @@
+-- lib/acquire.lua: what lock and rlock share.
+
+-- Where the caller would stand in the queue, and whether a waiter ranks before it.
+local place, behind
+
+-- rank finds that out. Without a score the caller ranks behind its class, so that neither a
+-- tie nor a clock that steps back reorders anybody.
+local function rank()
+	if score then
+		place, behind = score, precedes()
+		return
+	end
+	local class = string.sub(HOW, -1) == '1' and -SPAN or 0
+	local back = call('ZRANGE', INTENTS, '-1', '-1', 'WITHSCORES')
+	if back[1] and class < 0 and tonumber(back[2]) >= 0 then
+		back = call('ZREVRANGEBYSCORE', INTENTS, '(0', '-inf', 'WITHSCORES', 'LIMIT', '0', '1')
+	end
+	place, behind = math.max(us + class, (tonumber(back[2]) or class) + 1), back[1]
+end
+
+-- begin hands on what is free, and returns the reply to a caller that is refused or holds
+-- already: an id acquires once.
+local function begin()
+	local key = foreign_key(KIND)
+	if key then
+		return foreign(key)
+	end
+	call('ZADD', LEASES, 'XX', '0', '') -- changes nothing, but a full Redis refuses it
+	hand_on()
+	if call('ZSCORE', LEASES, '-' .. ID) then
+		return reply(TOMBSTONED)
+	end
+	rank()
+	return holding(score and score % SPAN)
+end
+
+-- fits reports whether the caller may hold beside those that do: nobody ranks before it.
+-- While more is left to hand on nobody fits: a waiter may be sending its acquire again.
+local function fits(beside)
+	return more == 0 and not behind and (held == 'none' or held == beside)
+end
+
+-- join has the caller wait, unless it tries or waits already.
+local function join()
+	if string.sub(HOW, 1, 3) == 'try' then
+		return reply(BUSY)
+	end
+	if call('ZADD', INTENTS, 'NX', format('%d', place), KIND .. ID) == 1 then
+		call('ZADD', LEASES, format('%d', now + TTL), ID)
+		expire(held == 'set', true)
+	end
+	return standing()
+end

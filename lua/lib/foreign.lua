@@ -1,0 +1,26 @@
+-- lib/foreign.lua: is there foreign data under a key of the lock? It is an error, and left as
+-- it is.
+
+-- sorted reports whether a key is a sorted set of ours, or is not there.
+local function sorted(key)
+	local ttl = call('PTTL', key)
+	return ttl == -2 or ttl >= 0 and call('TYPE', key).ok == 'zset'
+end
+
+-- foreign_key returns which key holds foreign data, if one does. Readers of ours have leases.
+-- Only a writer needs the token.
+local function foreign_key(kind)
+	if held == 'foreign' or held == 'set' and call('EXISTS', LEASES) == 0 then
+		return HOLDER
+	elseif not sorted(INTENTS) then
+		return INTENTS
+	elseif not sorted(LEASES) then
+		return LEASES
+	elseif kind == 'w' and not last_token then
+		return TOKEN
+	end
+end
+
+local function foreign(key)
+	return reply(FOREIGN, call('TYPE', key).ok .. ':' .. key)
+end

@@ -1,0 +1,81 @@
+package lua
+
+import (
+	"encoding/json"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+var verbs = []string{"lock", "rlock", "refresh", "unlock"}
+
+func TestEveryFileIsPartOfAScript(t *testing.T) {
+	included := map[string]bool{}
+	for _, verb := range verbs {
+		assemble(files, verb+".lua", included)
+	}
+	err := fs.WalkDir(files, ".", func(path string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() && !included[path] {
+			t.Errorf("no script includes %s", path)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func TestFilesAreIncludedOnce(t *testing.T) {
+	for _, verb := range verbs {
+		for name, source := range map[string]string{"": Source(verb), " without fast paths": SlowSource(verb)} {
+			for _, clock := range []string{"call('TIME')", "local HOLDER, INTENTS, LEASES, TOKEN ="} {
+				if n := strings.Count(source, clock); n != 1 {
+					t.Errorf("%s%s: %d times %q, want once", verb, name, n, clock)
+				}
+			}
+		}
+	}
+}
+
+// What counts the commands that a script runs, and what compares the fast paths with the slow ones.
+const costs = "^Test(HotScriptsRunFewCommands|TombstonesSlowNobodyDown|FastPathsAgreeWithTheSlow)$"
+
+// The law of fast/: without it every promise is kept. Of the tests of the root package, these are about the scripts.
+const promises = "^Test(Scripts|One|Leave|Reader|Writer|Order|Clock|Drop|Try|Failed|Enter|Keep|Short|Dead|Tombstone|Grants|" +
+	"Tokens?[A-Z]|Foreign(Set|Queue|DataIsRefused|DataIsLeftAloneByEveryVerb)|Full|Batches|Whoever|Head|LastReader|Run|Lease|" +
+	"Lower|EveryOrder|Holder|Scores|Reply|WaiterWatches|Old|Without|New|Raise|OnlyTheWriter|Nothing|Mixed|Unlock(Wakes|Races)|" +
+	"WaitersAreServed|LostMessage)"
+
+func TestFastPathsMayBeDeleted(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it builds and runs the tests of the root package, for some 40 s")
+	}
+	list := map[string]map[string]string{"Replace": {}}
+	fast, err := filepath.Glob("fast/*.lua")
+	if err != nil || len(fast) == 0 {
+		t.Fatalf("fast paths: %q, %v", fast, err)
+	}
+	for _, file := range fast {
+		path, err := filepath.Abs(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list["Replace"][path] = "" // it is as if there were no such file
+	}
+	text, err := json.Marshal(list)
+	if err != nil {
+		t.Fatal(err)
+	}
+	overlay := filepath.Join(t.TempDir(), "overlay.json")
+	if err := os.WriteFile(overlay, text, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	run := exec.CommandContext(t.Context(), "go", "test", "..", "-count=1", "-short", "-timeout=2m", "-overlay="+overlay,
+		"-run="+promises, "-skip="+costs, "-rapid.nofailfile")
+	if out, err := run.CombinedOutput(); err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+}
