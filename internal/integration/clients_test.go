@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"testing"
 	"time"
 
@@ -59,11 +60,20 @@ func TestRingWorksByLooking(t *testing.T) {
 	}
 }
 
+// fullDuplex are the options of a full-duplex AutoPipeliner, which go-redis has from v9.23 on.
+func fullDuplex() *redis.AutoPipelineOptions {
+	opt := &redis.AutoPipelineOptions{}
+	if f := reflect.ValueOf(opt).Elem().FieldByName("FullDuplex"); f.IsValid() {
+		f.SetBool(true)
+	}
+	return opt
+}
+
 // An AutoPipeliner is a client like any other.
 func TestAutoPipelinerLocks(t *testing.T) {
 	for name, opt := range map[string]*redis.AutoPipelineOptions{
 		"default":     nil,
-		"full duplex": {FullDuplex: true},
+		"full duplex": fullDuplex(),
 		"unordered":   {Unordered: true, MaxConcurrentBatches: 4},
 	} {
 		t.Run(name, func(t *testing.T) {
