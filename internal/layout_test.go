@@ -2,7 +2,9 @@
 package internal_test
 
 import (
+	"os"
 	"os/exec"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -47,5 +49,43 @@ func TestImportsGoDownward(t *testing.T) {
 	}
 	if !seen[module] || len(seen) < 10 {
 		t.Errorf("%d packages were looked at", len(seen))
+	}
+}
+
+// docs/design.md names for each promise the functions that keep it, with links to their files.
+func TestDesignNamesWhatExists(t *testing.T) {
+	page, err := os.ReadFile("../docs/design.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, found := strings.Cut(string(page), "## Where each promise is kept")
+	table, _, ended := strings.Cut(table, "\n## ")
+	if !found || !ended {
+		t.Fatal("docs/design.md has no table of the promises")
+	}
+	checked := 0
+	for _, cell := range strings.FieldsFunc(table, func(r rune) bool { return r == '|' || r == '\n' }) {
+		var text string
+		for _, link := range regexp.MustCompile(`\]\(\.\./([^)]+)\)`).FindAllStringSubmatch(cell, -1) {
+			source, err := os.ReadFile("../" + link[1])
+			if err != nil {
+				t.Error(err)
+			}
+			text += string(source)
+		}
+		if text == "" {
+			continue
+		}
+		cell = regexp.MustCompile(`\[[^\]]*\]`).ReplaceAllString(cell, "")
+		for _, name := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(cell, -1) {
+			checked++
+			last := name[1][strings.LastIndexByte(name[1], '.')+1:]
+			if !strings.Contains(text, last) {
+				t.Errorf("%q is not in the files that are linked beside it", name[1])
+			}
+		}
+	}
+	if checked < 20 {
+		t.Errorf("%d names were checked", checked)
 	}
 }

@@ -137,6 +137,19 @@ var mutants = []mutant{
 	{"a renewal takes foreign data for lost data", "internal/node/renewer.go", "			why = lockerr.Foreign(r.Data)\n", "			why = ErrGone\n", scenario("TestWaitersAreToldOfForeignData")},
 }
 
+func TestMutantsFollowTheCode(t *testing.T) {
+	for _, m := range mutants {
+		source, err := os.ReadFile(filepath.Join("../..", filepath.FromSlash(m.file)))
+		if err != nil {
+			t.Error(err)
+		}
+		if n := strings.Count(string(source), m.old); n != 1 {
+			t.Errorf("%s: %s has %q %d times, want once", m.what, m.file, m.old, n)
+		}
+	}
+}
+
+// TestEveryMutantIsCaught runs all mutants; with -short, those that take the simulation to notice are left out.
 func TestEveryMutantIsCaught(t *testing.T) {
 	if !*run {
 		t.Skip("run with -mutants: it takes some minutes")
@@ -147,6 +160,9 @@ func TestEveryMutantIsCaught(t *testing.T) {
 	}
 	for _, m := range mutants {
 		t.Run(strings.ReplaceAll(m.what, " ", "-"), func(t *testing.T) {
+			if testing.Short() && m.by.pkg == sim.pkg {
+				t.Skip("the simulation takes minutes")
+			}
 			t.Parallel()
 			out, failed := m.check(t, root)
 			switch {
