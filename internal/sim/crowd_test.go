@@ -181,7 +181,8 @@ func (c *crowd) served(l *redismutex.Lock, err error) {
 func (c *crowd) asksAtOnce() bool {
 	locks := c.holds(c.mutex, "held", 10)
 	// A node time-out is a twentieth of a TTL, and a script that a node does not know yet costs two round trips.
-	delay := c.ttl/200 + time.Duration(c.random.Int64N(int64(c.ttl/200)))
+	// A node time-out is ttl/20: room for five round trips, of which go-redis takes up to three for a new connection.
+	delay := c.ttl/400 + time.Duration(c.random.Int64N(int64(c.ttl/400)))
 	for _, l := range c.links {
 		l.SetDelay(delay)
 	}
