@@ -82,7 +82,7 @@ func (e *era) told(ops []history.Op) {
 	}
 	for i := range ops {
 		o, a := &ops[i], e.attempts[i]
-		_, end, ok := o.Hold()
+		_, end, ok := o.Held()
 		if !ok {
 			continue
 		}
@@ -119,7 +119,7 @@ func (e *era) idle(ops []history.Op) error {
 		free := o.Asked
 		for j := range ops {
 			p := &ops[j]
-			if _, to, ok := p.Hold(); ok && p.Key == o.Key && p.Got < o.Got && i != j {
+			if _, to, ok := p.Held(); ok && p.Key == o.Key && p.Got < o.Got && i != j {
 				free = max(free, to, p.Unlocking) // it is held until then, also when its parent context has ended
 			}
 		}
