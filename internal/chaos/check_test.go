@@ -47,7 +47,7 @@ func (w *world) check(faults []fault, finished int64) {
 			continue
 		}
 		// A failover may let a second holder in. The first is told with its next renewal.
-		if _, to, ok := o.Hold(); ok {
+		if _, to, ok := o.Held(); ok {
 			o.Unlocking, o.Paused = 0, false
 			o.Ended = max(o.Got, to-int64(ttlOf(o)/2+patience))
 		}

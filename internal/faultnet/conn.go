@@ -1,10 +1,5 @@
 package faultnet
 
-// This file answers: what happens to the bytes of one connection?
-//
-// Each direction has a collector, which decides the fate of a chunk at the moment it is sent, and a deliverer,
-// which waits for the chunk's time. The queue between them is what "under way" means.
-
 import (
 	"bytes"
 	"context"
@@ -23,29 +18,32 @@ const (
 )
 
 // conn is the client's end of a connection through the link.
+//
+// Each direction has a collector, which decides what happens to a chunk when it is sent, and a deliverer, which delivers
+// it when it is due. A chunk in the queue between them is in flight.
 type conn struct {
 	net.Conn          // the client's end of a pipe
 	near     net.Conn // the link's end of it
 	server   net.Conn
 	link     *Link
 
-	// Contexts, because they can be ended more than once and from both sides.
+	// These are contexts because both sides may end them, more than once.
 	clientGone, serverGone, hungUp context.Context
 	endClient, endServer, endCall  context.CancelFunc
 
-	// guarded by link.mu
-	gap       [2]bool // by direction: bytes were lost, nothing after them can make sense
+	// Guarded by link.mu.
+	gap       [2]bool // by direction: bytes were lost, so nothing is delivered after them
 	loseReply bool
 	replyGate <-chan struct{}
 }
 
-// chunk is what one Write sent, under way.
+// chunk is the bytes of one Write, in flight.
 type chunk struct {
 	bytes []byte
 	due   time.Time
-	gate  <-chan struct{} // nil, or closed when it may go on
-	rule  *rule           // of a request: what it does to its reply, once delivered
-	last  bool            // of a reply: it is lost, and its connection with it
+	gate  <-chan struct{} // closed when the chunk may be delivered; nil: at once
+	rule  *rule           // of a request: the rule for its reply, applied on delivery
+	last  bool            // of a reply: it is lost, and the connection is closed
 }
 
 func newConn(l *Link, server net.Conn) *conn {
@@ -58,7 +56,7 @@ func newConn(l *Link, server net.Conn) *conn {
 }
 
 func (c *conn) run() {
-	// As deep as a socket's buffers, roughly: a peer that does not read stops its sender in the end.
+	// About as deep as a socket's buffers, so that a peer that does not read eventually blocks its sender.
 	up, down := make(chan chunk, 1024), make(chan chunk, 1024)
 	var pumps sync.WaitGroup
 	pumps.Go(func() { collect(c.near, c.request, up, c.serverGone.Done(), c.endClient) })
@@ -69,8 +67,8 @@ func (c *conn) run() {
 	c.server.Close()
 }
 
-// collect takes what one end sends until that end has gone. When there is nobody to deliver to it reads on, as
-// a network does.
+// collect reads what one end sends until that end is closed. It reads on when the other end is closed, as a network
+// does.
 func collect(from net.Conn, stamp func([]byte) (chunk, bool), queue chan<- chunk, toGone <-chan struct{}, gone func()) {
 	defer close(queue)
 	defer gone()
@@ -91,7 +89,7 @@ func collect(from net.Conn, stamp func([]byte) (chunk, bool), queue chan<- chunk
 	}
 }
 
-// deliver hands over what is under way, each chunk in its time, until nothing is left or nobody is there.
+// deliver delivers the chunks in flight, each when it is due, until none is left or the receiver is closed.
 func (c *conn) deliver(queue <-chan chunk, to net.Conn, toGone <-chan struct{}) {
 	for ch := range queue {
 		if !c.wait(ch, toGone) {
@@ -102,7 +100,7 @@ func (c *conn) deliver(queue <-chan chunk, to net.Conn, toGone <-chan struct{}) 
 			return
 		}
 		c.arm(ch.rule)
-		to.Write(ch.bytes) // an error means that to has gone; its own collector sees that
+		to.Write(ch.bytes) // an error means that to is closed, which its own collector notices
 	}
 }
 
@@ -128,7 +126,7 @@ func (c *conn) wait(ch chunk, toGone <-chan struct{}) bool {
 	return true
 }
 
-// request decides what becomes of bytes that the client sends.
+// request decides what happens to bytes that the client sends.
 func (c *conn) request(b []byte) (chunk, bool) {
 	c.link.mu.Lock()
 	defer c.link.mu.Unlock()
@@ -143,7 +141,7 @@ func (c *conn) request(b []byte) (chunk, bool) {
 	return ch, true
 }
 
-// arm makes a request that is about to be delivered bear on its reply.
+// arm applies the rule of a request that is about to be delivered to its reply.
 func (c *conn) arm(r *rule) {
 	if r == nil {
 		return
@@ -158,7 +156,7 @@ func (c *conn) arm(r *rule) {
 	}
 }
 
-// reply decides what becomes of bytes that the server sends.
+// reply decides what happens to bytes that the server sends.
 func (c *conn) reply(b []byte) (chunk, bool) {
 	c.link.mu.Lock()
 	defer c.link.mu.Unlock()
@@ -177,14 +175,14 @@ func (c *conn) reply(b []byte) (chunk, bool) {
 	return ch, true
 }
 
-// lost says whether what is sent now vanishes. link.mu is held.
+// lost reports whether bytes sent now are lost. link.mu is held.
 func (c *conn) lost(direction int) bool {
 	c.gap[direction] = c.gap[direction] || c.link.hole[direction]
 	return c.gap[direction]
 }
 
-// finish passes the client's end on to the server. Only half of a TCP connection is closed: closing all of it
-// with a reply unread would reset it, and a reset may overtake the request before it.
+// finish closes the connection to the server after the client has closed its end. It closes only half of a TCP
+// connection: closing all of it with an unread reply would reset it, and a reset may overtake an earlier request.
 func (c *conn) finish() {
 	if half, ok := c.server.(interface{ CloseWrite() error }); ok {
 		half.CloseWrite()
@@ -193,7 +191,8 @@ func (c *conn) finish() {
 	}
 }
 
-// farewell passes the server's end on to the client, unless that vanishes too.
+// farewell closes the connection to the client after the server has closed its end, unless the client cannot learn of
+// that.
 func (c *conn) farewell() {
 	c.link.mu.Lock()
 	lost := c.lost(toClient)
@@ -226,7 +225,8 @@ func (c *conn) Close() error {
 	return c.Conn.Close()
 }
 
-// What follows reports a closed connection in TCP's words, for go-redis retries after those and not after a pipe's.
+// The methods below return the errors of TCP for a closed connection: go-redis retries after those, but not after the
+// errors of a pipe.
 
 func (c *conn) Read(b []byte) (int, error) {
 	n, err := c.Conn.Read(b)
@@ -242,7 +242,7 @@ func (c *conn) SetDeadline(t time.Time) error      { return c.set(c.Conn.SetDead
 func (c *conn) SetReadDeadline(t time.Time) error  { return c.set(c.Conn.SetReadDeadline(t)) }
 func (c *conn) SetWriteDeadline(t time.Time) error { return c.set(c.Conn.SetWriteDeadline(t)) }
 
-// set lets the far side's end pass: on a socket only the next Read or Write tells.
+// set ignores that the far side has closed the connection: on a socket only the next Read or Write fails.
 func (c *conn) set(err error) error {
 	if c.hungUp.Err() != nil {
 		return nil
@@ -250,21 +250,20 @@ func (c *conn) set(err error) error {
 	return c.inTCP("set", net.ErrClosed, err)
 }
 
-func (c *conn) inTCP(op string, word, err error) error {
+func (c *conn) inTCP(op string, closed, err error) error {
 	if !errors.Is(err, io.ErrClosedPipe) {
 		return err
 	}
-	return &net.OpError{Op: op, Net: "tcp", Addr: c.RemoteAddr(), Err: word}
+	return &net.OpError{Op: op, Net: "tcp", Addr: c.RemoteAddr(), Err: closed}
 }
 
-// The addresses are the real ones: a failover client finds a deposed master's connections by theirs.
+// LocalAddr and RemoteAddr return the real addresses: a failover client finds the connections to a former master by them.
 
 func (c *conn) LocalAddr() net.Addr  { return c.server.LocalAddr() }
 func (c *conn) RemoteAddr() net.Addr { return c.server.RemoteAddr() }
 
-// SyscallConn is go-redis' way of asking whether an idle connection has been closed from the far side. Without it
-// a pool would hand out one dead connection after the other after a cut, until its retries are used up: no socket
-// does that.
+// SyscallConn lets go-redis check whether the far side has closed an idle connection. Without it, after a cut, a pool
+// would hand out dead connections until its retries are used up, which does not happen with sockets.
 func (c *conn) SyscallConn() (syscall.RawConn, error) {
 	if c.hungUp.Err() != nil {
 		return nil, io.EOF
@@ -274,5 +273,5 @@ func (c *conn) SyscallConn() (syscall.RawConn, error) {
 
 type healthy struct{ syscall.RawConn }
 
-// Read looks at no socket, for there is none.
+// Read does nothing, since there is no socket.
 func (healthy) Read(func(fd uintptr) bool) error { return nil }

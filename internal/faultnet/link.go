@@ -1,16 +1,15 @@
-// Package faultnet answers: how does the network fail?
+// Package faultnet simulates a network that fails on demand.
 //
-// A Link stands between a client and its server and fails on demand: it delays, swallows, cuts, refuses, and
-// loses or keeps back the one packet a test is about. Its Effects say which of that has come to anything. Its Dial fits go-redis' Options.Dialer. It works with TCP in
-// real time and, inside a testing/synctest bubble, with an in-memory server in virtual time; there it must be made
-// inside the bubble.
+// A Link connects a client to its server. It can delay, swallow, cut and refuse connections, and lose or hold one packet
+// that a test names. Effects counts the faults that affected traffic. Dial fits go-redis' Options.Dialer. A Link works
+// with TCP in real time and, inside a testing/synctest bubble, with an in-memory server in virtual time; such a Link must
+// be made inside the bubble.
 //
-// What a request is: the rules (LoseReply, HoldRequest, HoldReply) look for their match in the raw bytes of one
-// Write of the client. go-redis flushes a command, or a whole pipeline, in one Write, as long as it is smaller
-// than its write buffer (32 KiB). One request uses up one rule, the oldest that matches. A reply is told by its
-// connection alone: what the server sends after the request has been delivered is taken for its reply. That holds
-// wherever requests are not in flight side by side on one connection, as an AutoPipeliner's are. Those for what the
-// server sends of itself (LoseMessage, HoldMessage) look for their match in one Write of the server.
+// The rules for requests (LoseReply, HoldRequest, HoldReply) match the raw bytes of one Write of the client. go-redis
+// sends a command, or a whole pipeline, in one Write, as long as it is smaller than its write buffer (32 KiB). One request
+// uses up one rule, the oldest that matches. What the server sends on a connection after the request has been delivered
+// counts as its reply. That is right unless a connection has several requests in flight, as those of an AutoPipeliner do.
+// The rules for messages (LoseMessage, HoldMessage) match the bytes of one Write of the server.
 package faultnet
 
 import (
@@ -25,11 +24,11 @@ import (
 	"time"
 )
 
-// DialFunc is the shape of net.Dialer.DialContext and of go-redis' Options.Dialer.
+// DialFunc is the type of net.Dialer.DialContext and of go-redis' Options.Dialer.
 type DialFunc func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// Link is a network that fails on demand. Every method may be called at any time from any goroutine, and bears on
-// the connections that live as well as on those to come.
+// Link is a network that fails on demand. Its methods are safe for concurrent use, and affect open connections as well as
+// future ones.
 type Link struct {
 	dial  DialFunc
 	dials atomic.Int64
@@ -39,13 +38,13 @@ type Link struct {
 	live    map[*conn]struct{}
 	delay   time.Duration
 	hole    [2]bool       // by direction
-	lifted  chan struct{} // closed and replaced when the hole changes: wakes the dials that hang in it
+	lifted  chan struct{} // closed and replaced when the hole changes, to wake the dials that hang in it
 	refuses bool
 	rules   []*rule // oldest first
 	effects Effects
 }
 
-// Effects count what a link has done to its traffic. A fault that met none has had no effect.
+// Effects counts what a link has done to its traffic. A fault that met no traffic had no effect.
 type Effects struct {
 	Swallowed    int // writes lost in a hole
 	Refused      int // dials
@@ -57,14 +56,14 @@ type Effects struct {
 	HeldMessages int
 }
 
-// Effects are those until now.
+// Effects returns the effects so far.
 func (l *Link) Effects() Effects {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.effects
 }
 
-// New makes a link in front of dial; nil stands for a plain net.Dialer.
+// New returns a link whose connections are opened by dial, or by a net.Dialer if dial is nil.
 func New(dial DialFunc) *Link {
 	if dial == nil {
 		dial = new(net.Dialer).DialContext
@@ -90,8 +89,8 @@ func (l *Link) Dial(ctx context.Context, network, addr string) (net.Conn, error)
 	return c, nil
 }
 
-// admit waits as long as a hole is there, for a handshake needs both directions; into a hole not even a refusal
-// is answered.
+// admit waits while either direction is a hole, since a handshake needs both, and then returns an error if the link
+// refuses connections.
 func (l *Link) admit(ctx context.Context) error {
 	for {
 		l.mu.Lock()
@@ -115,16 +114,16 @@ func (l *Link) admit(ctx context.Context) error {
 	}
 }
 
-// SetDelay delays, in each direction, whatever is sent from now on. Order is kept and throughput is not limited.
+// SetDelay delays what is sent from now on, in each direction. It keeps the order and does not limit the throughput.
 func (l *Link) SetDelay(each time.Duration) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.delay = each
 }
 
-// Hole makes what is sent from now on vanish, up to the server or down from it, while connections stay open. A
-// connection that has lost bytes has a gap in its stream: that direction of it stays silent for good, also when
-// the hole is lifted. Dials hang until then, or until their context ends. A client's close passes.
+// Hole loses what is sent from now on, up to the server or down from it, while connections stay open. A connection that
+// has lost bytes stays silent in that direction, even after the hole is lifted, since its stream has a gap. Dials hang
+// until the hole is lifted or their context ends. The server learns when a client closes a connection.
 func (l *Link) Hole(up, down bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -133,8 +132,8 @@ func (l *Link) Hole(up, down bool) {
 	l.lifted = make(chan struct{})
 }
 
-// Cut closes every connection under its client, at once. Replies under way are lost. Requests under way still
-// arrive, the held ones too: their packets had left.
+// Cut closes every connection at once. Replies in flight are lost. Requests in flight still arrive, held ones too, as
+// packets do that have been sent.
 func (l *Link) Cut() {
 	l.mu.Lock()
 	live := l.live
@@ -146,63 +145,63 @@ func (l *Link) Cut() {
 	}
 }
 
-// Refuse makes new dials fail, as a host does on which nothing listens. Live connections stay.
+// Refuse makes new dials fail, as if the server did not listen. Open connections stay open.
 func (l *Link) Refuse(refuses bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	l.refuses = refuses
 }
 
-// LoseReply has the next requests that contain match, as many as times says, delivered and their replies
-// swallowed. The connection is closed when the reply comes, not before: the reply proves that the server ran it.
+// LoseReply delivers the next requests that contain match, as many as times, and loses their replies. It closes the
+// connection when the reply comes and not before, since the reply proves that the server ran the request.
 func (l *Link) LoseReply(match string, times int) {
 	for range times {
 		l.add(&rule{match: []byte(match), fault: loseReply})
 	}
 }
 
-// HoldRequest keeps the next request that contains match back until release is called, and what its connection
-// sends later behind it. It is a packet on its way: it arrives on release even if its client has closed by then.
-// Released before it matched, the rule is gone.
+// HoldRequest holds the next request that contains match until release is called, and with it what the connection sends
+// later. The request arrives on release even if its client has closed the connection. If nothing has matched, release
+// removes the rule.
 func (l *Link) HoldRequest(match string) (release func()) {
 	return l.hold(match, holdRequest)
 }
 
-// HoldReply has the next request that contains match delivered, and from then on keeps back what the server says
-// on that connection, until release is called. Released before it matched, the rule is gone.
+// HoldReply delivers the next request that contains match, and then holds what the server sends on that connection until
+// release is called. If nothing has matched, release removes the rule.
 func (l *Link) HoldReply(match string) (release func()) {
 	return l.hold(match, holdReply)
 }
 
-// LoseMessage has the next thing that the server sends and that contains match vanish, and nothing else: a message
-// to a subscriber that got lost, as Redis may lose it.
+// LoseMessage loses the next message of the server that contains match, and nothing else, as Redis may lose a message to
+// a subscriber.
 func (l *Link) LoseMessage(match string) { l.add(&rule{match: []byte(match), fault: loseMessage}) }
 
-// HoldMessage keeps the next thing that the server sends and that contains match back until release is called, and
-// what the server says later on that connection behind it. Released before it matched, the rule is gone.
+// HoldMessage holds the next message of the server that contains match until release is called, and with it what the
+// server sends later on that connection. If nothing has matched, release removes the rule.
 func (l *Link) HoldMessage(match string) (release func()) {
 	return l.hold(match, holdMessage)
 }
 
-// Dials counts the calls of Dial, also those that failed.
+// Dials returns the number of calls of Dial, including those that failed.
 func (l *Link) Dials() int { return int(l.dials.Load()) }
 
-// Live counts the connections that neither the client nor the link has closed.
+// Live returns the number of connections that neither the client nor the link has closed.
 func (l *Link) Live() int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.live)
 }
 
-// Held counts the connections' directions that are stopped by HoldRequest, HoldReply or HoldMessage at this moment. A test in
-// real time waits for it to rise.
+// Held returns the number of directions of connections that HoldRequest, HoldReply or HoldMessage stops at this moment. A
+// test in real time waits for it to rise.
 func (l *Link) Held() int { return int(l.held.Load()) }
 
-// rule is a fault that waits for its request.
+// rule is a fault for the next bytes that match.
 type rule struct {
 	match []byte
 	fault fault
-	gate  chan struct{} // of the holding faults: closed on release
+	gate  chan struct{} // of the faults that hold: closed on release
 }
 
 type fault int
@@ -215,12 +214,12 @@ const (
 	holdMessage
 )
 
-// of is the count of a fault's effects.
+// of returns the counter of a fault.
 func (e *Effects) of(f fault) *int {
 	return [...]*int{&e.LostReplies, &e.HeldRequests, &e.HeldReplies, &e.LostMessages, &e.HeldMessages}[f]
 }
 
-// direction is that of the bytes that the fault is looked for in.
+// direction returns the direction of the bytes that the fault's rule matches.
 func (f fault) direction() int {
 	if f == loseMessage || f == holdMessage {
 		return toClient
@@ -245,7 +244,7 @@ func (l *Link) hold(match string, f fault) (release func()) {
 	})
 }
 
-// take uses up the rule for these bytes, if there is one. l.mu is held.
+// take removes and returns the oldest rule that matches these bytes, or returns nil. l.mu is held.
 func (l *Link) take(sent []byte, direction int) *rule {
 	i := slices.IndexFunc(l.rules, func(r *rule) bool {
 		return r.fault.direction() == direction && bytes.Contains(sent, r.match)

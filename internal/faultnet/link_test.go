@@ -21,7 +21,7 @@ import (
 	"github.com/redismutex/redismutex/internal/redistest"
 )
 
-// bubble runs a test in virtual time, with a link in front of a miniredis.
+// bubble runs a test in virtual time, with a link to a miniredis.
 func bubble(t *testing.T, test func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link)) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := redistest.Mini(t)
@@ -29,12 +29,12 @@ func bubble(t *testing.T, test func(t *testing.T, m *miniredis.Miniredis, l *fau
 	})
 }
 
-// client makes a client behind the link.
+// client returns a client that uses the link.
 func client(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link, mutate ...func(*redis.Options)) *redis.Client {
 	return redistest.MiniClient(t, m, append(mutate, redistest.Through(l))...)
 }
 
-// impatient never resends, and gives up on a reply after a second.
+// impatient makes a client never resend, and time out after a second.
 func impatient(o *redis.Options) {
 	o.MaxRetries = -1
 	o.ReadTimeout = time.Second
@@ -59,21 +59,21 @@ func TestHeldRequestArrivesAfterItsClientHasGone(t *testing.T) {
 		rc := client(t, m, l, impatient)
 		release := l.HoldRequest("late")
 		if err := rc.Set(t.Context(), "late", "v", 0).Err(); !isTimeout(err) {
-			t.Fatalf("a held request was answered: %v", err)
+			t.Fatalf("want a timeout while the request is held, got %v", err)
 		}
 		rc.Close()
 		if l.Live() != 0 || l.Held() != 1 {
-			t.Fatalf("%d live, %d held", l.Live(), l.Held())
+			t.Fatalf("want 0 connections live and 1 held, got %d and %d", l.Live(), l.Held())
 		}
 		time.Sleep(time.Hour)
 		if m.Exists("late") {
-			t.Fatal("arrived before its release")
+			t.Fatal("want the request held for an hour, it has arrived")
 		}
 		release()
-		release() // once more does nothing
+		release() // a second call does nothing
 		synctest.Wait()
 		if !m.Exists("late") {
-			t.Fatal("never arrived")
+			t.Fatal("want the request to arrive on release, it has not")
 		}
 	})
 }
@@ -87,7 +87,7 @@ func TestHeldRequestKeepsBackOnlyItsConnection(t *testing.T) {
 		synctest.Wait()
 		must(t, rc.Set(t.Context(), "fast", "v", 0).Err())
 		if m.Exists("slow") {
-			t.Fatal("not held")
+			t.Fatal("want the request held, it has arrived")
 		}
 		release()
 		must(t, <-done)
@@ -102,12 +102,12 @@ func TestRequestQueuesBehindAHeldOneOfItsConnection(t *testing.T) {
 		send(t, c, "APPEND", "k", "second")
 		synctest.Wait()
 		if m.Exists("k") {
-			t.Fatal("not held")
+			t.Fatal("want the request held, it has arrived")
 		}
 		release()
 		synctest.Wait()
 		if v, _ := m.Get("k"); v != "firstsecond" {
-			t.Fatalf("ran as %q", v)
+			t.Fatalf("want \"first\" before \"second\", they ran as %q", v)
 		}
 	})
 }
@@ -121,7 +121,7 @@ func TestRuleReleasedBeforeItMatchedIsGone(t *testing.T) {
 		l.HoldRequest("k")()
 		l.LoseReply("k", 1)
 		if rc.Set(t.Context(), "k", "v", 0).Err() == nil {
-			t.Fatal("the rule that is gone was used up instead of the next")
+			t.Fatal("want the reply lost by the second rule, the request succeeded")
 		}
 	})
 }
@@ -134,11 +134,11 @@ func TestHeldReplyIsOfARequestThatHasRun(t *testing.T) {
 		go func() { done <- rc.Set(t.Context(), "k", "v", 0).Err() }()
 		synctest.Wait()
 		if !m.Exists("k") || l.Held() != 1 {
-			t.Fatalf("ran: %v, held: %d", m.Exists("k"), l.Held())
+			t.Fatalf("want the request run and 1 reply held, run: %v, held: %d", m.Exists("k"), l.Held())
 		}
 		select {
 		case err := <-done:
-			t.Fatalf("answered: %v", err)
+			t.Fatalf("want no answer while the reply is held, got %v", err)
 		default:
 		}
 		release()
@@ -151,10 +151,10 @@ func TestLostReplyIsOfARequestThatHasRun(t *testing.T) {
 		l.LoseReply("counter", 2)
 		n, err := client(t, m, l).Incr(t.Context(), "counter").Result()
 		if err != nil || n != 3 {
-			t.Fatalf("a request resent twice ran %d times: %v", n, err)
+			t.Fatalf("want a request that is resent twice to run 3 times, it ran %d times: %v", n, err)
 		}
 		if l.Live() != 1 || l.Dials() != 3 {
-			t.Fatalf("%d live of %d dialled", l.Live(), l.Dials())
+			t.Fatalf("want 1 connection live of 3 dialled, got %d of %d", l.Live(), l.Dials())
 		}
 	})
 }
@@ -170,14 +170,14 @@ func TestDelayKeepsOrderAndDoesNotLimitThroughput(t *testing.T) {
 			want += "$4\r\n" + strconv.Itoa(1000+i) + "\r\n"
 		}
 		if took := time.Since(start); took != 0 {
-			t.Fatalf("sending took %v", took)
+			t.Fatalf("want sending to take no time, it took %v", took)
 		}
 		got := make([]byte, len(want))
 		if _, err := io.ReadFull(c, got); err != nil || string(got) != want {
-			t.Fatalf("%v: %.80q", err, got)
+			t.Fatalf("want the replies in order, got %.80q, %v", got, err)
 		}
 		if took := time.Since(start); took != 2*time.Minute {
-			t.Fatalf("500 round trips, sent together, took %v", took)
+			t.Fatalf("want 500 requests sent together answered after 2m, it took %v", took)
 		}
 	})
 }
@@ -190,10 +190,10 @@ func TestHoleSwallowsWhatIsSentIntoIt(t *testing.T) {
 			l.Hole(up, !up)
 			start := time.Now()
 			if err := rc.Set(t.Context(), "k", "v", 0).Err(); !isTimeout(err) || time.Since(start) != time.Second {
-				t.Fatalf("after %v: %v", time.Since(start), err)
+				t.Fatalf("want a timeout after 1s, got %v after %v", err, time.Since(start))
 			}
 			if ran := m.Exists("k"); ran != !up {
-				t.Fatalf("hole up: %v, request ran: %v", up, ran)
+				t.Fatalf("hole up: %v; want the request run: %v, it was: %v", up, !up, ran)
 			}
 			l.Hole(false, false)
 			must(t, rc.Ping(t.Context()).Err())
@@ -211,11 +211,11 @@ func TestConnectionThatLostBytesStaysSilent(t *testing.T) {
 		send(t, c, "SET", "k", "late")
 		synctest.Wait()
 		if m.Exists("k") {
-			t.Fatal("a stream went on after a gap")
+			t.Fatal("want nothing delivered after a gap, a later request has run")
 		}
 		c.SetReadDeadline(time.Now().Add(time.Hour))
 		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Fatalf("not silent: %v", err)
+			t.Fatalf("want silence for 1h, got %v", err)
 		}
 	})
 }
@@ -227,7 +227,7 @@ func TestServersEndIsLostInAHole(t *testing.T) {
 		m.Close()
 		c.SetReadDeadline(time.Now().Add(time.Hour))
 		if _, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) {
-			t.Fatalf("not silent: %v", err)
+			t.Fatalf("want silence for 1h, got %v", err)
 		}
 	})
 }
@@ -239,13 +239,13 @@ func TestDialHangsInAHole(t *testing.T) {
 		defer cancel()
 		start := time.Now()
 		if _, err := l.Dial(ctx, "tcp", "x"); !isTimeout(err) || time.Since(start) != time.Minute {
-			t.Fatalf("after %v: %v", time.Since(start), err)
+			t.Fatalf("want a timeout after 1m, got %v after %v", err, time.Since(start))
 		}
 		time.AfterFunc(time.Hour, func() { l.Hole(false, false) })
 		start = time.Now()
 		dial(t, l)
 		if time.Since(start) != time.Hour {
-			t.Fatalf("dialled after %v", time.Since(start))
+			t.Fatalf("want the dial to end with the hole, after 1h, it did after %v", time.Since(start))
 		}
 	})
 }
@@ -258,7 +258,7 @@ func TestRefuseBearsOnNewDialsOnly(t *testing.T) {
 		must(t, rc.Ping(t.Context()).Err())
 		var op *net.OpError
 		if _, err := l.Dial(t.Context(), "tcp", "x"); !errors.Is(err, syscall.ECONNREFUSED) || !errors.As(err, &op) {
-			t.Fatal(err)
+			t.Fatalf("want a *net.OpError with ECONNREFUSED, got %v", err)
 		}
 		l.Refuse(false)
 		dial(t, l)
@@ -270,22 +270,22 @@ func TestCutClosesEveryConnection(t *testing.T) {
 		a, b := dial(t, l), dial(t, l)
 		l.Cut()
 		for _, c := range []net.Conn{a, b} {
-			must(t, c.SetDeadline(time.Now().Add(time.Hour))) // as a socket has it: only Read and Write tell
+			must(t, c.SetDeadline(time.Now().Add(time.Hour))) // as on a socket, only Read and Write fail
 			if _, err := c.Read(make([]byte, 1)); err != io.EOF {
-				t.Fatal(err)
+				t.Fatalf("want io.EOF from a read after a cut, got %v", err)
 			}
 			if _, err := c.Write([]byte("x")); !errors.Is(err, syscall.EPIPE) {
-				t.Fatal(err)
+				t.Fatalf("want EPIPE from a write after a cut, got %v", err)
 			}
 		}
 		synctest.Wait()
 		if l.Live() != 0 || m.CurrentConnectionCount() != 0 {
-			t.Fatalf("%d live, the server has %d", l.Live(), m.CurrentConnectionCount())
+			t.Fatalf("want no connection after a cut, the link has %d and the server %d", l.Live(), m.CurrentConnectionCount())
 		}
 	})
 }
 
-// More idle connections than a client has retries: it must see that they are dead without trying each.
+// A client has more idle connections than retries: it must see that they are dead without trying each of them.
 func TestPoolSeesACut(t *testing.T) {
 	bubble(t, func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link) {
 		rc := client(t, m, l, impatient)
@@ -296,7 +296,7 @@ func TestPoolSeesACut(t *testing.T) {
 		}
 		all.Wait()
 		if l.Live() < 5 {
-			t.Fatalf("only %d live", l.Live())
+			t.Fatalf("want at least 5 connections, got %d", l.Live())
 		}
 		l.Cut()
 		must(t, rc.Ping(t.Context()).Err())
@@ -308,14 +308,14 @@ func TestServersEndReachesTheClientAfterItsReplies(t *testing.T) {
 		c := dial(t, l)
 		l.SetDelay(time.Second)
 		send(t, c, "PING")
-		time.Sleep(time.Second) // the request is there, the reply is under way
+		time.Sleep(time.Second) // the request has arrived, the reply is in flight
 		synctest.Wait()
 		m.Close()
 		if got, err := io.ReadAll(c); err != nil || string(got) != "+PONG\r\n" {
-			t.Fatalf("%q %v", got, err)
+			t.Fatalf("want +PONG and then the end, got %q, %v", got, err)
 		}
 		if l.Live() != 0 {
-			t.Fatalf("%d live", l.Live())
+			t.Fatalf("want no live connection after the server's end, got %d", l.Live())
 		}
 	})
 }
@@ -333,17 +333,17 @@ func TestMessageIsLostOrLateByItself(t *testing.T) {
 			synctest.Wait()
 		}
 		if got, err := sub.ReceiveTimeout(t.Context(), time.Second); !isTimeout(err) {
-			t.Fatalf("%v, %v", got, err)
+			t.Fatalf("want no message for 1s, got %v, %v", got, err)
 		}
 		release()
 		for _, word := range []string{"second", "third"} {
 			got, err := sub.ReceiveMessage(t.Context())
 			if must(t, err); got.Payload != word {
-				t.Fatalf("%q, not %q", got.Payload, word)
+				t.Fatalf("want the message %q, got %q", word, got.Payload)
 			}
 		}
 		if e := l.Effects(); e.LostMessages != 1 || e.HeldMessages != 1 {
-			t.Fatalf("%+v", e)
+			t.Fatalf("want 1 lost and 1 held message, got %+v", e)
 		}
 	})
 }
@@ -351,35 +351,35 @@ func TestMessageIsLostOrLateByItself(t *testing.T) {
 func TestEffectsCountWhatMetTraffic(t *testing.T) {
 	bubble(t, func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link) {
 		rc := client(t, m, l, impatient)
-		ask := func() { rc.Incr(t.Context(), "k") }
-		ask()
+		send := func() { rc.Incr(t.Context(), "k") }
+		send()
 		l.LoseReply("never sent", 1)
 		if e := l.Effects(); e != (faultnet.Effects{}) {
-			t.Fatalf("%+v", e)
+			t.Fatalf("want no effect of a rule that matched nothing, got %+v", e)
 		}
 		l.LoseReply("incr", 1)
-		ask()
+		send()
 		for _, hold := range []func(string) func(){l.HoldRequest, l.HoldReply} {
 			release := hold("incr")
-			ask()
+			send()
 			release()
 		}
-		ask()
+		send()
 		l.Hole(true, false)
-		ask()
+		send()
 		l.Hole(false, false)
-		ask()
+		send()
 		l.Cut()
 		l.Refuse(true)
-		ask()
+		send()
 		e := l.Effects()
 		if e.LostReplies != 1 || e.HeldRequests != 1 || e.HeldReplies != 1 || e.Swallowed == 0 || e.Cut != 1 || e.Refused == 0 {
-			t.Fatalf("%+v", e)
+			t.Fatalf("want 1 reply lost, 1 request and 1 reply held, 1 cut, and some swallowed and refused, got %+v", e)
 		}
 	})
 }
 
-// The same over TCP, in real time: nothing here may depend on the bubble.
+// The faults work over TCP in real time, too.
 func TestFaultsOverTCP(t *testing.T) {
 	s := redistest.Start(t)
 	l := faultnet.New(nil)
@@ -390,10 +390,10 @@ func TestFaultsOverTCP(t *testing.T) {
 
 	l.LoseReply("counter", 2)
 	if n, err := rc.Incr(ctx, "counter").Result(); n != 3 || err != nil {
-		t.Fatalf("a request resent twice ran %d times: %v", n, err)
+		t.Fatalf("want a request that is resent twice to run 3 times, it ran %d times: %v", n, err)
 	}
 
-	// A late packet: held, its connection cut, its resend answered, then it arrives.
+	// A request is held, its connection is cut and its resend is answered; then it arrives.
 	release := l.HoldRequest("late")
 	done := make(chan error)
 	go func() { done <- rc.Incr(ctx, "late").Err() }()
@@ -414,12 +414,12 @@ func TestFaultsOverTCP(t *testing.T) {
 	brief, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 	defer cancel()
 	if _, err := l.Dial(brief, "tcp", s.Addr()); !isTimeout(err) {
-		t.Fatal(err)
+		t.Fatalf("want a timeout of a dial into a hole, got %v", err)
 	}
 	l.Hole(false, false)
 
 	if addr := dial(t, l, s.Addr()).RemoteAddr().String(); addr != s.Addr() {
-		t.Fatalf("a connection to %s", addr)
+		t.Fatalf("want the server's address %s, got %s", s.Addr(), addr)
 	}
 	s.Kill()
 	redistest.Eventually(t, "no connection is left", func() bool { return l.Live() == 0 })
@@ -427,7 +427,7 @@ func TestFaultsOverTCP(t *testing.T) {
 	must(t, rc.Ping(ctx).Err())
 }
 
-// Every control at once, for the race detector.
+// It calls every method concurrently, for the race detector.
 func TestControlsAreSafeForConcurrentUse(t *testing.T) {
 	bubble(t, func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link) {
 		rc := client(t, m, l, impatient)
@@ -447,7 +447,7 @@ func TestControlsAreSafeForConcurrentUse(t *testing.T) {
 			func() { release := l.HoldRequest("incr"); time.Sleep(time.Millisecond); release() },
 			func() { release := l.HoldReply("incr"); time.Sleep(time.Millisecond); release() },
 			l.Cut,
-			func() { l.LoseMessage("of nobody"); l.HoldMessage("PONG")() },
+			func() { l.LoseMessage("never sent"); l.HoldMessage("PONG")() },
 			func() { l.Live(); l.Dials(); l.Held(); l.Effects() },
 		} {
 			all.Go(func() {

@@ -1,7 +1,5 @@
 package history_test
 
-// This file answers: does each check pass what is right, and catch what is wrong?
-
 import (
 	"errors"
 	"math/rand/v2"
@@ -12,7 +10,7 @@ import (
 	"github.com/redismutex/redismutex/internal/history"
 )
 
-// held is a lock that was held from got to unlocking, and freed at once. It was asked for right before.
+// held returns a lock that was asked for and granted at got, and unlocked and freed at unlocking.
 func held(client string, kind history.Kind, got, unlocking int64, token uint64) history.Op {
 	return history.Op{
 		Client: client, Key: "k", Kind: kind, Token: token,
@@ -28,7 +26,7 @@ func read(client string, got, unlocking int64) history.Op {
 	return held(client, history.Read, got, unlocking, 0)
 }
 
-// refused is a try that was refused.
+// refused returns a try that was refused.
 func refused(client string, kind history.Kind, asked, ended int64) history.Op {
 	return history.Op{
 		Client: client, Key: "k", Kind: kind, Try: true,
@@ -36,13 +34,13 @@ func refused(client string, kind history.Kind, asked, ended int64) history.Op {
 	}
 }
 
-// with changes an operation.
+// with returns op as f has changed it.
 func with(op history.Op, f func(*history.Op)) history.Op {
 	f(&op)
 	return op
 }
 
-// killed is a lock whose holder was killed, and that could be trusted until then.
+// killed returns a lock whose holder was killed, and that could be trusted until that time.
 func killed(op history.Op, until int64) history.Op {
 	op.Unlocking, op.Freed, op.Until = 0, 0, until
 	return op
@@ -61,7 +59,7 @@ func freed(op history.Op, at int64) history.Op {
 type cases []struct {
 	name string
 	ops  []history.Op
-	bad  string // in the error; empty: no error
+	bad  string // part of the error; empty: no error
 }
 
 func (cs cases) run(t *testing.T, check func([]history.Op) error) {
@@ -70,22 +68,22 @@ func (cs cases) run(t *testing.T, check func([]history.Op) error) {
 			for range 5 {
 				err := check(c.ops)
 				if c.bad == "" && err != nil {
-					t.Fatalf("refused: %v", err)
+					t.Fatalf("want no error, got %v", err)
 				}
 				if c.bad != "" && (err == nil || !strings.Contains(err.Error(), c.bad)) {
-					t.Fatalf("error %v, want one with %q", err, c.bad)
+					t.Fatalf("want an error with %q, got %v", c.bad, err)
 				}
 				if c.bad != "" && !strings.Contains(err.Error(), `"k" by `) {
-					t.Fatalf("it does not name the client: %v", err)
+					t.Fatalf("want an error that names the client, got %v", err)
 				}
-				// The order in which they come must make no difference.
+				// The order of the operations must make no difference.
 				rand.Shuffle(len(c.ops), func(i, j int) { c.ops[i], c.ops[j] = c.ops[j], c.ops[i] })
 			}
 		})
 	}
 }
 
-// What Exclusion finds Linearizable must find as well.
+// Linearizable must find whatever Exclusion finds.
 var exclusion = cases{
 	{"nothing", nil, ""},
 	{"one after the other", []history.Op{write("a", 10, 20, 1), write("b", 30, 40, 2)}, ""},
@@ -125,7 +123,7 @@ func TestTokens(t *testing.T) {
 		{"two keys", []history.Op{write("a", 10, 20, 7), with(write("b", 20, 30, 7), func(o *history.Op) { o.Key = "l" })}, ""},
 		{"none", []history.Op{write("a", 10, 20, 0)}, "without a token"},
 		{"in any order at one instant", []history.Op{write("a", 10, 10, 7), write("b", 10, 10, 6), write("c", 10, 20, 8)}, ""},
-		{"overlapping, who knows who was first", []history.Op{asked(write("a", 20, 40, 7), 10), asked(write("b", 30, 50, 6), 20)}, ""},
+		{"overlapping, in unknown order", []history.Op{asked(write("a", 20, 40, 7), 10), asked(write("b", 30, 50, 6), 20)}, ""},
 		{"overlapping, got before the other asked", []history.Op{asked(write("a", 20, 40, 7), 10), asked(write("b", 30, 50, 6), 21)}, "fell from 7 to 6"},
 		{"after one that was killed", []history.Op{killed(write("a", 10, 0, 7), 50), asked(write("b", 60, 70, 6), 5)}, "fell from 7 to 6"},
 	}.run(t, history.Tokens)
@@ -149,29 +147,29 @@ func TestOrder(t *testing.T) {
 		{"a reader overtakes a reader", []history.Op{asked(read("a", 40, 50), 10), asked(read("b", 30, 40), 20)}, ""},
 		{"a reader overtakes a writer behind a reader", []history.Op{asked(read("a", 90, 95), 5), asked(write("b", 40, 50, 2), 10), asked(read("c", 30, 40), 20)}, "by b"},
 		{"a try overtakes", []history.Op{asked(write("a", 40, 50, 2), 10), with(asked(write("b", 30, 40, 1), 20), func(o *history.Op) { o.Try = true })}, ""},
-		{"two lines", []history.Op{asked(write("a", 40, 50, 2), 10), with(asked(write("b", 30, 40, 1), 20), func(o *history.Op) { o.Class = "first" })}, ""},
+		{"two queues", []history.Op{asked(write("a", 40, 50, 2), 10), with(asked(write("b", 30, 40, 1), 20), func(o *history.Op) { o.Class = "first" })}, ""},
 		{"two keys", []history.Op{asked(write("a", 40, 50, 2), 10), with(asked(write("b", 30, 40, 1), 20), func(o *history.Op) { o.Key = "l" })}, ""},
 		{"the first had given up", []history.Op{{Client: "a", Key: "k", Kind: history.Write, Asked: 10, Ended: 30}, asked(write("b", 30, 40, 1), 20)}, ""},
 		{"the first had not yet given up", []history.Op{{Client: "a", Key: "k", Kind: history.Write, Asked: 10, Ended: 31}, asked(write("b", 30, 40, 1), 20)}, "overtook"},
-		{"the first was killed, nobody knows when", []history.Op{{Client: "a", Key: "k", Kind: history.Write, Asked: 10}, asked(write("b", 30, 40, 1), 20)}, ""},
+		{"the first was killed, at an unknown time", []history.Op{{Client: "a", Key: "k", Kind: history.Write, Asked: 10}, asked(write("b", 30, 40, 1), 20)}, ""},
 		{"the first was paused", []history.Op{with(asked(write("a", 40, 50, 2), 10), func(o *history.Op) { o.Paused = true }), asked(write("b", 30, 40, 1), 20)}, ""},
 	}.run(t, func(ops []history.Op) error { return history.Order(ops, 5) })
 }
 
 func TestLinearizable(t *testing.T) {
-	// A call that asked to write at 20, of which nobody heard again.
+	// The client of this write was killed in the call.
 	ghost := history.Op{Client: "g", Key: "k", Kind: history.Write, Asked: 20}
 	cases{
 		{"a try is refused while it is held", []history.Op{write("a", 10, 50, 1), refused("b", history.Read, 20, 30)}, ""},
-		{"a try is refused by nobody", []history.Op{write("a", 10, 20, 1), refused("a", history.Write, 30, 40), write("c", 50, 60, 2)}, "refuse: write"},
-		{"a try is refused before the one to blame was got", []history.Op{asked(write("a", 50, 60, 1), 35), refused("b", history.Write, 30, 40)}, ""},
-		{"a try is refused before the one to blame had asked", []history.Op{asked(write("a", 50, 60, 1), 41), refused("a", history.Write, 30, 40)}, "refuse: write"},
+		{"a try is refused while it is free", []history.Op{write("a", 10, 20, 1), refused("a", history.Write, 30, 40), write("c", 50, 60, 2)}, "refuse: write"},
+		{"a try is refused just before the holder's call returns", []history.Op{asked(write("a", 50, 60, 1), 35), refused("b", history.Write, 30, 40)}, ""},
+		{"a try is refused before the holder has asked", []history.Op{asked(write("a", 50, 60, 1), 41), refused("a", history.Write, 30, 40)}, "refuse: write"},
 		{"a try is refused while it is freed", []history.Op{freed(write("a", 10, 20, 1), 31), refused("b", history.Write, 30, 40)}, ""},
 		{"a try is refused after it was freed", []history.Op{freed(write("a", 10, 20, 1), 29), refused("a", history.Write, 30, 40)}, "refuse: write"},
-		{"the one to blame for one try is behind another lock", []history.Op{
+		{"the only possible holder comes after another lock", []history.Op{
 			asked(write("a", 50, 60, 2), 5), refused("b", history.Write, 6, 7), write("c", 10, 20, 1),
 		}, "refuse: write"},
-		{"two tries in two gaps, one to blame for each", []history.Op{
+		{"two tries in two gaps, one possible holder for each", []history.Op{
 			freed(write("a", 10, 20, 1), 26), refused("b", history.Write, 25, 30),
 			asked(write("c", 50, 60, 2), 30), refused("d", history.Read, 40, 45),
 		}, ""},
@@ -183,12 +181,12 @@ func TestLinearizable(t *testing.T) {
 		{"a call of unknown outcome is over", []history.Op{freed(ghost, 29), refused("a", history.Write, 30, 40)}, "refuse: write"},
 		{"an unlock of unknown outcome has not come", []history.Op{freed(write("a", 10, 20, 1), 0), refused("b", history.Write, 30, 40)}, ""},
 		{"an unlock of unknown outcome has come", []history.Op{freed(write("a", 10, 20, 1), 0), write("b", 20, 30, 2), read("c", 30, 40)}, ""},
-		{"a lock is kept behind the one that was killed", []history.Op{killed(write("a", 10, 0, 1), 40), refused("b", history.Write, 50, 60), write("c", 70, 80, 2)}, ""},
+		{"a lock outlives its holder, which was killed", []history.Op{killed(write("a", 10, 0, 1), 40), refused("b", history.Write, 50, 60), write("c", 70, 80, 2)}, ""},
 	}.run(t, linearizable)
 }
 
-// In doubt it does not say ok. 30 locks to write that have all to be put at one instant, and of which half have the
-// same token: there are more orders than it can look at.
+// Linearizable returns ErrUndecided when it runs out of time. 30 write locks at one instant, half of them with the same
+// token, have more orders than it can try.
 func TestLinearizableRunsOutOfTime(t *testing.T) {
 	var ops []history.Op
 	for i := range 30 {
@@ -197,14 +195,14 @@ func TestLinearizableRunsOutOfTime(t *testing.T) {
 	start := time.Now()
 	err := history.Linearizable(ops, 10*time.Millisecond)
 	if !errors.Is(err, history.ErrUndecided) {
-		t.Errorf("error %v, want %v", err, history.ErrUndecided)
+		t.Errorf("want %v, got %v", history.ErrUndecided, err)
 	}
 	if took := time.Since(start); took > 5*time.Second {
-		t.Errorf("it took %v", took)
+		t.Errorf("want an answer within 5s with a timeout of 10ms, it took %v", took)
 	}
 }
 
-// A long history under contention, with tries, of several keys: it takes a second or two.
+// The checks are fast enough for a long history under contention, with tries, on several keys: it takes a second or two.
 func TestLong(t *testing.T) {
 	const n, keys = 200_000, 4
 	rng := rand.New(rand.NewPCG(1, 2))
@@ -212,7 +210,7 @@ func TestLong(t *testing.T) {
 	for key := range keys {
 		var now int64 = 1
 		for i := 0; i < n/keys; {
-			// A run of readers, or a writer, who have waited for a while, and a try that is refused in a gap.
+			// Some readers or one writer, who have waited for a while, and a try that is refused in a gap.
 			run, kind := 1, history.Write
 			if rng.IntN(2) == 0 {
 				run, kind = 1+rng.IntN(8), history.Read
@@ -244,7 +242,7 @@ func TestLong(t *testing.T) {
 	} {
 		start := time.Now()
 		if err := check(ops); err != nil {
-			t.Errorf("%s: %.2000v", name, err)
+			t.Errorf("%s: want no error, got %.2000v", name, err)
 		}
 		t.Logf("%s: %d operations in %v", name, len(ops), time.Since(start))
 	}

@@ -1,7 +1,5 @@
 package history
 
-// This file answers: is there an order of events at the server that explains what all clients saw?
-
 import (
 	"cmp"
 	"errors"
@@ -17,20 +15,20 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// ErrUndecided is returned by Linearizable when it ran out of time. The history may be right or wrong.
+// ErrUndecided is returned by Linearizable when it ran out of time. The history may be correct or not.
 var ErrUndecided = errors.New("history: not decided in time")
 
-// Linearizable asks whether each acquire can be put at one instant between Asked and Got, each release between the
-// end of the hold and Freed, and each refused try between Asked and Ended, so that all fit the model: a read-write
-// lock whose tokens rise, and that refuses a try only while somebody holds it. So it says more than Exclusion and
-// Tokens do: each refused try must have somebody to blame.
+// Linearizable checks that each acquire can be placed at one instant between Asked and Got, each release between the end
+// of the lock and Freed, and each refused try between Asked and Ended, so that all fit the model: a read-write lock whose
+// tokens rise, and that refuses a try only while it is held. This is stronger than Exclusion and Tokens: for each refused
+// try there must be a holder.
 //
-// An acquire of which nobody knows how it ended may have taken effect at any time after Asked, and been released at
-// any time, or never. A hold that was never freed for certain may have been released at any time after its end, or
-// never. Such a one may be to blame for every try that is refused in the meantime: set Freed to bound it.
+// An acquire whose outcome is unknown may have taken effect at any time after Asked, and may have been released at any
+// time or never. A lock without Freed may have been released at any time after its end or never. Either explains every
+// try that is refused meanwhile, so set Freed to limit it.
 //
-// It searches for no longer than the timeout, 0 being none, and then returns ErrUndecided. Inside a testing/synctest
-// bubble time does not pass while it runs, and there is no limit.
+// It searches for as long as the timeout, or without limit if that is 0, and then returns ErrUndecided. Inside a
+// testing/synctest bubble no time passes while it runs, so there is no limit.
 func Linearizable(ops []Op, timeout time.Duration) error {
 	deadline := time.Now().Add(timeout)
 	for name, group := range groups(ops, key) {
@@ -50,11 +48,11 @@ func Linearizable(ops []Op, timeout time.Duration) error {
 	return nil
 }
 
-// A call is what the server is asked to do.
+// A call is one operation of the server.
 type call struct {
 	verb verb
 	op   *Op
-	n    int // the number of the hold
+	n    int // the number of the interval; -1 for a refused try
 }
 
 type verb string
@@ -65,13 +63,13 @@ const (
 	refuse  verb = "refuse"
 )
 
-// A state is that of the lock at the server. Nobody changes it in place.
+// A state is the state of the lock at the server. It is never changed in place.
 type state struct {
-	holders []call // what they acquired it with, by number
-	token   uint64 // the last one
+	holders []call // the acquires of the holders, by number
+	token   uint64 // the last token
 }
 
-// step is the lock that all are compared with.
+// step is the specification of the lock: it reports whether c is possible in s, and returns the state after it.
 func (s state) step(c call) (bool, state) {
 	switch c.verb {
 	case refuse:
@@ -83,7 +81,7 @@ func (s state) step(c call) (bool, state) {
 		}
 		return ok, s
 	}
-	// If one conflicts all do: a writer is alone.
+	// It suffices to check one holder: a writer holds the lock alone.
 	if len(s.holders) > 0 && c.op.conflicts(s.holders[0].op) || c.op.Token != 0 && c.op.Token <= s.token {
 		return false, s
 	}
@@ -107,16 +105,16 @@ func model(before state) porcupine.Model {
 	}
 }
 
-// calls are what the model has to explain of one key, by the time at which they may begin.
+// calls returns the calls on one key that the model has to explain, by the time at which they may begin.
 //
-// The search is exponential in how many calls are under way at once, and under contention somebody always is. But a
-// lock that is acquired later, or released earlier, is in nobody's way: only a refused try can need it. And most of
-// these have a hold to blame that is certain. So all that is left out or narrowed down here is what makes no
-// difference, and mostly each call shrinks to an instant.
+// The search is exponential in the number of concurrent calls, and under contention there are always some. But acquiring
+// a lock later or releasing it earlier conflicts with no other lock; only a refused try may need the longer interval, and
+// most tries are explained by a lock that was certainly held. So calls leaves out those tries and narrows the others
+// where that makes no difference, and most calls shrink to an instant.
 func calls(group []*Op) []porcupine.Operation {
-	hs := holds(group)
+	hs := heldIntervals(group)
 	tries := unexplained(group, hs)
-	var begins, ends [2][]int64 // of all holds, and of those to write, in order
+	var begins, ends [2][]int64 // of all locks, and of the write locks, in order
 	for _, h := range hs {
 		begins[0], ends[0] = append(begins[0], h.from), append(ends[0], h.to)
 		if h.writes() {
@@ -136,7 +134,7 @@ func calls(group []*Op) []porcupine.Operation {
 			conflicting = 0
 		}
 
-		// It was acquired after the last that conflicts had ended, and need not have been before a try begins.
+		// It was acquired after the last conflicting lock had ended, and not before the next try that needs it.
 		from := h.Asked
 		if i, _ := slices.BinarySearch(ends[conflicting], h.from); i > 0 {
 			from = max(from, ends[conflicting][i-1])
@@ -147,8 +145,8 @@ func calls(group []*Op) []porcupine.Operation {
 			continue
 		}
 
-		// It was released before the next that conflicts was got, and need not have been kept once a try has ended.
-		// Where nobody knows when, all the tries that need it are taken to be explained.
+		// It was released before the next conflicting lock was got, and not after the last try that needs it. If that
+		// time is unknown, unexplained has already left out the tries.
 		to := max(h.to, h.Freed)
 		if i, _ := slices.BinarySearch(begins[conflicting], h.to+1); i < len(begins[conflicting]) {
 			to = min(to, begins[conflicting][i])
@@ -163,42 +161,42 @@ func calls(group []*Op) []porcupine.Operation {
 	return calls
 }
 
-// unexplained are the refused tries for which no hold is to blame for certain, and none that is in doubt. One in
-// doubt explains any try on its own: if nobody else holds it, it could have been acquired just before the try.
-func unexplained(group []*Op, hs []hold) spans {
-	blame := slices.Clone(hs)
+// unexplained returns the refused tries that no certain lock explains, and no operation of unknown outcome. Such an
+// operation explains any try by itself: it could have acquired the lock just before.
+func unexplained(group []*Op, hs []interval) spans {
+	causes := slices.Clone(hs)
 	for _, o := range group {
-		_, from, ok := o.Hold()
+		_, from, ok := o.Held()
 		if !ok {
 			from = o.Asked
 		}
 		switch to := o.Freed; {
 		case o.Refused || ok && to != 0:
-			// It holds nothing more than is known.
+			// It held the lock only in the known interval.
 		case to != 0:
-			blame = append(blame, hold{o, from, to})
+			causes = append(causes, interval{o, from, to})
 		default:
-			blame = append(blame, hold{o, from, math.MaxInt64})
+			causes = append(causes, interval{o, from, math.MaxInt64})
 		}
 	}
-	explained := newSpans(blame)
-	var tries []hold
+	explained := newSpans(causes)
+	var tries []interval
 	for _, o := range group {
 		if o.Refused && explained.last(o.Ended) < o.Asked {
-			tries = append(tries, hold{o, o.Asked, o.Ended})
+			tries = append(tries, interval{o, o.Asked, o.Ended})
 		}
 	}
 	return newSpans(tries)
 }
 
-// spans are windows of time, searched by both ends.
+// spans are intervals that can be searched by both ends.
 type spans struct {
-	windows []hold  // by the time at which they begin
-	reach   []int64 // how far those up to this one go
+	windows []interval // by the time at which they begin
+	reach   []int64    // the latest end up to this one
 }
 
-func newSpans(windows []hold) spans {
-	slices.SortStableFunc(windows, func(a, b hold) int { return cmp.Compare(a.from, b.from) })
+func newSpans(windows []interval) spans {
+	slices.SortStableFunc(windows, func(a, b interval) int { return cmp.Compare(a.from, b.from) })
 	s := spans{windows, make([]int64, len(windows))}
 	var to int64
 	for i, w := range windows {
@@ -208,7 +206,7 @@ func newSpans(windows []hold) spans {
 	return s
 }
 
-// first is when the first one begins that has not ended before t.
+// first returns when the first interval begins that ends at t or later.
 func (s spans) first(t int64) int64 {
 	i, _ := slices.BinarySearch(s.reach, t)
 	if i == len(s.windows) {
@@ -217,7 +215,7 @@ func (s spans) first(t int64) int64 {
 	return s.windows[i].from
 }
 
-// last is when the last one ends that has begun by t.
+// last returns the latest end of the intervals that begin at t or before.
 func (s spans) last(t int64) int64 {
 	i := sort.Search(len(s.windows), func(i int) bool { return s.windows[i].from > t })
 	if i == 0 {
@@ -226,12 +224,12 @@ func (s spans) last(t int64) int64 {
 	return s.reach[i-1]
 }
 
-// enough is how many calls make a chunk: to search one takes memory in the square of its length, and some time to
-// set up.
+// enough is the least number of calls in a chunk. A search needs memory in the square of its length, and some time to set
+// up.
 const enough = 64
 
-// chunks cuts the calls of a key where none is under way, and says in which state the lock is there. That is
-// certain: what was acquired and not released holds.
+// chunks cuts the calls on a key at times at which none is in progress, and yields each chunk with the state before it.
+// That state is certain: the locks that were acquired and not released are held.
 func chunks(calls []porcupine.Operation, enough int) iter.Seq2[state, []porcupine.Operation] {
 	return func(yield func(state, []porcupine.Operation) bool) {
 		var before state
@@ -261,7 +259,7 @@ func chunks(calls []porcupine.Operation, enough int) iter.Seq2[state, []porcupin
 	}
 }
 
-// explain says how far the longest order goes, and what does not fit then.
+// explain describes the longest order that the search has found, and the calls that do not fit after it.
 func explain(before state, chunk []porcupine.Operation, timeout time.Duration) string {
 	_, info := porcupine.CheckOperationsVerbose(model(before), chunk, timeout)
 	var longest []porcupine.Operation
@@ -276,17 +274,17 @@ func explain(before state, chunk []porcupine.Operation, timeout time.Duration) s
 		_, now = now.step(o.Input.(call))
 	}
 	rest := slices.DeleteFunc(slices.Clone(chunk), func(o porcupine.Operation) bool { return done[o.Input.(call)] })
-	due := int64(math.MaxInt64) // some call must come by then
+	due := int64(math.MaxInt64) // one of the rest must take effect by then
 	for _, o := range rest {
 		due = min(due, o.Return)
 	}
 
 	var b strings.Builder
-	fmt.Fprintf(&b, ". The best leads, by %v, to token %d and these holders:", clock(due), now.token)
+	fmt.Fprintf(&b, ". The longest order leads, by %v, to token %d and these holders:", clock(due), now.token)
 	for _, h := range now.holders {
 		b.WriteString(lines(h.op))
 	}
-	b.WriteString("\nand none of these can come next:")
+	b.WriteString("\nand none of these calls can come next:")
 	for _, o := range rest {
 		if c := o.Input.(call); o.Call <= due {
 			fmt.Fprintf(&b, "\n\t%s: %v", c.verb, c.op)

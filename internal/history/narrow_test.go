@@ -1,7 +1,5 @@
 package history
 
-// This file answers: does it make no difference what Linearizable leaves out?
-
 import (
 	"math/rand/v2"
 	"testing"
@@ -9,7 +7,7 @@ import (
 	"github.com/anishathalye/porcupine"
 )
 
-// plain is Linearizable without any of its short cuts, for histories without doubt.
+// plain is Linearizable without its shortcuts, for histories in which every outcome is known.
 func plain(ops []Op) bool {
 	var calls []porcupine.Operation
 	for i := range ops {
@@ -27,7 +25,7 @@ func plain(ops []Op) bool {
 	return porcupine.CheckOperations(model(state{}), calls)
 }
 
-// Small histories at random, with many events at the same instant: the answer is that of a plain search.
+// Linearizable gives the same answer as a plain search, for small random histories with many events at one instant.
 func TestShortCutsMakeNoDifference(t *testing.T) {
 	var right, wrong, tried int
 	for seed := range uint64(10_000) {
@@ -58,11 +56,11 @@ func TestShortCutsMakeNoDifference(t *testing.T) {
 		for i := range ops {
 			group = append(group, &ops[i])
 		}
-		if len(unexplained(group, holds(group)).windows) > 0 {
+		if len(unexplained(group, heldIntervals(group)).windows) > 0 {
 			tried++
 		}
 		want, err := plain(ops), Linearizable(ops, 0)
-		cut := true // cut wherever it can be
+		cut := true // whether all chunks are linearizable, with as many cuts as possible
 		for before, chunk := range chunks(calls(group), 1) {
 			cut = cut && porcupine.CheckOperations(model(before), chunk)
 		}
@@ -72,18 +70,18 @@ func TestShortCutsMakeNoDifference(t *testing.T) {
 			wrong++
 		}
 		if want != (err == nil) || want != cut {
-			t.Fatalf("seed %d: a plain search says %v, cut to pieces it says %v, Linearizable says %v%s",
+			t.Fatalf("seed %d: want one answer, a plain search says %v, chunks say %v, Linearizable returns %v%s",
 				seed, want, cut, err, lines(group...))
 		}
 	}
 	t.Logf("%d right, %d wrong, %d with a try to explain", right, wrong, tried)
 	if min(right, wrong, tried) < 1000 {
-		t.Errorf("%d right, %d wrong, %d with a try to explain: that says little", right, wrong, tried)
+		t.Errorf("want 1000 of each at least, got %d right, %d wrong, %d with a try to explain", right, wrong, tried)
 	}
 }
 
-// Cutting must make no difference either: what is wrong is found behind many cuts, and what holds is carried over.
-func TestCutsKeepWhoHolds(t *testing.T) {
+// A violation is found behind many cuts, since the holders are carried over from chunk to chunk.
+func TestCutsKeepTheHolders(t *testing.T) {
 	ops := []Op{{Key: "k", Kind: Read, Asked: 1, Got: 1, Client: "old"}}
 	for i := range int64(10 * enough) {
 		at := 10 * (i + 1)
@@ -95,7 +93,7 @@ func TestCutsKeepWhoHolds(t *testing.T) {
 	}
 	ops = append(ops, Op{Key: "k", Kind: Write, Client: "w", Asked: at, Got: at + 1, Token: 1})
 	if Linearizable(ops, 0) == nil {
-		t.Error("a writer joined a reader, and nobody saw it")
+		t.Error("want an error for a writer that joined a reader, got none")
 	}
 	n := 0
 	var group []*Op
@@ -106,6 +104,6 @@ func TestCutsKeepWhoHolds(t *testing.T) {
 		n++
 	}
 	if n < 10 {
-		t.Errorf("%d chunks of %d operations", n, len(ops))
+		t.Errorf("want 10 chunks at least of %d operations, got %d", len(ops), n)
 	}
 }

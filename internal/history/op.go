@@ -1,15 +1,13 @@
-// Package history answers: did the lock keep its promises, as its clients saw it?
+// Package history records what the clients of a lock observe, and checks that the lock kept its promises.
 //
-// A [Recorder] writes down what the clients of a lock do and when, and the checks read that: [Exclusion],
-// [Tokens], [Order], [Linearizable]. Nothing here knows how the lock works. A check returns the first violation
-// it finds, as an error that names the operations and reads as a counterexample. It takes the operations in any
-// order, those of several processes together, if their clocks are the same.
+// A [Recorder] records what each client does and when. The checks read these records: [Exclusion], [Tokens], [Order] and
+// [Linearizable]. None depends on how the lock works. A check returns the first violation that it finds, as an error that
+// names the operations of the counterexample. It takes the operations in any order, and those of several processes
+// together if their clocks are the same.
 //
-// Nobody is accused in doubt: where it is not known when a lock was got or freed, whatever speaks for the lock is
-// taken to have happened.
+// A check reports certain violations only: if it is unknown when a lock was acquired or freed, the check assumes the time
+// that keeps the promise.
 package history
-
-// This file answers: what did one client see of one lock?
 
 import (
 	"cmp"
@@ -21,58 +19,57 @@ import (
 	"time"
 )
 
-// A Kind is what a lock is for.
+// A Kind is the kind of a lock.
 type Kind string
 
 const (
-	Read  Kind = "read"  // shared with others that read
-	Write Kind = "write" // shared with nobody
+	Read  Kind = "read"  // shared with other read locks
+	Write Kind = "write" // shared with no lock
 )
 
-// An Op is one lock, from the call that asks for it until nothing is left of it. Times are nanoseconds on one
-// clock for all operations; 0 stands for "never, or nobody knows".
+// An Op is one lock, from the call that acquires it until it is freed. Times are nanoseconds on one clock for all
+// operations; 0 means never or unknown.
 type Op struct {
 	ID     int    `json:"id"` // counts from 1 in each Recorder
 	Client string `json:"client"`
 	Key    string `json:"key"`
 	Kind   Kind   `json:"kind"`
 
-	// Try says that it asked for the lock now or never, and did not wait in line.
+	// Try is set if the call was a try, which does not join the queue.
 	Try bool `json:"try,omitempty"`
 
-	// Class is the line it waits in, where a key has several: see Order.
+	// Class names the queue, if a key has several: see Order.
 	Class string `json:"class,omitempty"`
 
-	Asked     int64 `json:"asked,omitempty"`     // before the call that asks for it
+	Asked     int64 `json:"asked,omitempty"`     // before the call that locks
 	Got       int64 `json:"got,omitempty"`       // after the call had returned a lock
 	Unlocking int64 `json:"unlocking,omitempty"` // before Unlock was called
 	Ended     int64 `json:"ended,omitempty"`     // when Done was observed or, without a lock, when the call had failed
 
-	// Freed is when it held nothing any more for certain, and nobody waited for it: after Unlock had been
-	// confirmed. Whoever knows how long a lease can last may fill it in for an operation in doubt (a process was
-	// killed, a call was given up): this ends the doubt.
+	// Freed is a time at which the lock was certainly neither held nor waited for: after Unlock had been confirmed. For
+	// an operation of unknown outcome (a process was killed, a call was given up) it may be set to the end of the
+	// longest lease that the operation can have.
 	Freed int64 `json:"freed,omitempty"`
 
 	// Until is how long the lock could be trusted without another renewal, as last observed.
 	Until int64 `json:"until,omitempty"`
 
-	Token uint64 `json:"token,omitempty"` // that of a lock to write
+	Token uint64 `json:"token,omitempty"` // of a write lock
 
-	// Paused says that its process stood still for a while (SIGSTOP, a debugger), and may have seen the end of the
-	// lock too late. The hold then ends at Until at the latest. Whoever pauses a process marks its operations.
+	// Paused is set if the process was stopped for a while (SIGSTOP, a debugger), and may have seen the end of the lock
+	// too late. The lock then counts as held until Until at the latest. The test that stops a process sets it.
 	Paused bool `json:"paused,omitempty"`
 
-	// Refused says that a try found the lock held by others, and left no trace.
+	// Refused is set if a try found the lock held by others.
 	Refused bool `json:"refused,omitempty"`
 
-	Err string `json:"err,omitempty"` // why it failed
+	Err string `json:"err,omitempty"` // the error of the call
 }
 
-// Hold is the time during which the client relied on the lock: from Got to the earlier of Unlocking and Ended, at
-// which only one that holds at the very same instant does not overlap it. Until ends it as well if it was paused,
-// or if nobody saw its end, as when its process was killed. With no end at all it goes on forever. If the lock was
-// never got, ok is false.
-func (o *Op) Hold() (from, to int64, ok bool) {
+// Held returns the time during which the client relied on the lock: from Got to the earlier of Unlocking and Ended. If the
+// process was paused, or the end was not seen because the process was killed, it ends at Until at the latest. Without any
+// end it lasts forever. If the lock was never granted, ok is false.
+func (o *Op) Held() (from, to int64, ok bool) {
 	if o.Got == 0 {
 		return 0, 0, false
 	}
@@ -86,7 +83,7 @@ func (o *Op) Hold() (from, to int64, ok bool) {
 	return o.Got, max(o.Got, to), true
 }
 
-// earlier is the earlier of two times that may be unknown.
+// earlier returns the earlier of two times that may be unknown.
 func earlier(a, b int64) int64 {
 	if a == 0 || b == 0 {
 		return a + b
@@ -94,13 +91,13 @@ func earlier(a, b int64) int64 {
 	return min(a, b)
 }
 
-// writes is true of everything but a reader: an operation of no kind is taken for the stricter one.
+// writes reports whether o is not a read lock. An operation without a kind counts as a write lock, which is stricter.
 func (o *Op) writes() bool { return o.Kind != Read }
 
-// conflicts says that the two cannot both hold.
+// conflicts reports whether o and p cannot both be held.
 func (o *Op) conflicts(p *Op) bool { return o.writes() || p.writes() }
 
-// String is all that is known of it, in one line.
+// String returns everything that is known of o, in one line.
 func (o *Op) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%s %q by %s (op %d)", o.Kind, o.Key, o.Client, o.ID)
@@ -136,7 +133,7 @@ func (o *Op) String() string {
 	return b.String()
 }
 
-// clock makes a time readable.
+// clock formats a time.
 func clock(t int64) string {
 	if t == math.MaxInt64 {
 		return "forever"
@@ -144,7 +141,7 @@ func clock(t int64) string {
 	return time.Duration(t).String()
 }
 
-// lines puts each operation on a line of its own, below a message.
+// lines formats operations, each on a line of its own, to follow a message.
 func lines(ops ...*Op) string {
 	var b strings.Builder
 	for _, o := range ops {
@@ -153,7 +150,8 @@ func lines(ops ...*Op) string {
 	return b.String()
 }
 
-// groups yields the operations that share a name, name by name, so that a check says the same each time.
+// groups yields the operations that share a name, in the order of the names, so that a check always returns the same
+// error.
 func groups(ops []Op, name func(*Op) string) iter.Seq2[string, []*Op] {
 	byName := map[string][]*Op{}
 	var names []string
@@ -174,25 +172,25 @@ func groups(ops []Op, name func(*Op) string) iter.Seq2[string, []*Op] {
 	}
 }
 
-// key is the name of the group in which operations can be in each other's way.
+// key returns the name of the group in which operations can conflict.
 func key(o *Op) string { return o.Key }
 
-// A hold is an operation that got its lock.
-type hold struct {
+// An interval is an operation and a time during which it may have held its lock.
+type interval struct {
 	*Op
 	from, to int64
 }
 
-// holds finds them, by the time at which they begin. Of those that begin together the shortest comes first: one
-// without length is over before the others begin.
-func holds(ops []*Op) []hold {
-	var hs []hold
+// heldIntervals returns the intervals in which ops held their locks, by the time at which they begin. Of those that begin
+// together the shortest comes first: one without length ends before the others begin.
+func heldIntervals(ops []*Op) []interval {
+	var hs []interval
 	for _, o := range ops {
-		if from, to, ok := o.Hold(); ok {
-			hs = append(hs, hold{o, from, to})
+		if from, to, ok := o.Held(); ok {
+			hs = append(hs, interval{o, from, to})
 		}
 	}
-	slices.SortStableFunc(hs, func(a, b hold) int {
+	slices.SortStableFunc(hs, func(a, b interval) int {
 		return cmp.Or(cmp.Compare(a.from, b.from), cmp.Compare(a.to, b.to))
 	})
 	return hs

@@ -1,7 +1,5 @@
 package history
 
-// This file answers: was it first come, first served?
-
 import (
 	"cmp"
 	"fmt"
@@ -10,18 +8,18 @@ import (
 	"time"
 )
 
-// Order reports one that overtook another. Of two that wait for the same key, in the same Class, and cannot both
-// hold, the one that asked more than bound earlier must be got first, unless it gave up before the other was got.
-// The bound is how long a request can take to reach the server.
+// Order reports an operation that overtook another. Of two conflicting operations that wait for the same key, in the same
+// Class, the one that asked more than bound earlier must be granted the lock first, unless it gives up before. The bound
+// is how long a request can take to reach the server.
 //
-// Tries do not wait, and are left out. One that was paused, or of which nobody knows how it ended, may be overtaken:
-// it may have lost its place in the line. Where writers come first, or readers, let Class be the Kind.
+// Tries do not wait, and are ignored. An operation that was paused, or whose outcome is unknown, may be overtaken, since
+// it may have lost its place in the queue. If writers or readers come first, set Class to the Kind.
 func Order(ops []Op, bound time.Duration) error {
 	bound = max(bound, 0)
 	for _, line := range groups(ops, func(o *Op) string { return o.Key + "\x00" + o.Class }) {
 		line = slices.DeleteFunc(line, func(o *Op) bool { return o.Try || o.Asked == 0 })
 		slices.SortStableFunc(line, func(a, b *Op) int { return cmp.Compare(a.Asked, b.Asked) })
-		var anyone, writer *Op // of those that asked more than bound earlier, the one that waited for longest
+		var anyone, writer *Op // of those that asked more than bound earlier, the one that waited longest
 		older := line
 		for _, o := range line {
 			for o.Asked-older[0].Asked > int64(bound) {
@@ -46,7 +44,7 @@ func Order(ops []Op, bound time.Duration) error {
 	return nil
 }
 
-// waited is until when it is certain to have waited.
+// waited returns until when o certainly waited.
 func (o *Op) waited() int64 {
 	switch {
 	case o == nil || o.Paused:

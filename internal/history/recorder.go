@@ -1,7 +1,5 @@
 package history
 
-// This file answers: how is a history written down, and read back?
-
 import (
 	"bufio"
 	"encoding/json"
@@ -11,11 +9,11 @@ import (
 	"sync"
 )
 
-// A Recorder writes down what clients do. It is safe for concurrent use.
+// A Recorder records what clients do. It is safe for concurrent use.
 //
-// No two events of a Recorder bear the same time: where its clock stands still, as it does in virtual time, it
-// counts on by a nanosecond for each event. So what happened in order has times in order, and two holds that
-// overlap within one instant are seen. It also keeps 0 for "never".
+// No two events of a Recorder have the same time: if its clock stands still, as it does in virtual time, the Recorder adds
+// a nanosecond for each event. So the times are in the order of the events, two locks that overlap within one instant are
+// detected, and no event has the time 0, which means never.
 type Recorder struct {
 	clock func() int64
 	w     io.Writer
@@ -26,17 +24,16 @@ type Recorder struct {
 	err  error
 }
 
-// New makes a Recorder that reads the clock, in nanoseconds. Processes whose histories are read together need the
-// same clock: on one host its monotonic one, for example.
+// New returns a Recorder with that clock, in nanoseconds. Processes whose histories are checked together need the same
+// clock, such as the monotonic clock of one host.
 //
-// If w is not nil, each event is written to it at once, as a line of JSON in a single Write. A process that is
-// killed leaves all that it has recorded, if w does not buffer: a file does not.
+// If w is not nil, each event is written to it at once, as a line of JSON in a single Write. If w does not buffer, as a
+// file does not, nothing is lost when the process is killed.
 func New(clock func() int64, w io.Writer) *Recorder {
 	return &Recorder{clock: clock, w: w}
 }
 
-// Begin records that op is about to be asked for. The caller fills in who asks for what: Client, Key, Kind, Try,
-// Class.
+// Begin records that a call for op is about to be made. The caller sets Client, Key, Kind, Try and Class.
 func (r *Recorder) Begin(op Op) *Span {
 	s := &Span{r, &op}
 	r.mu.Lock()
@@ -47,7 +44,7 @@ func (r *Recorder) Begin(op Op) *Span {
 	return s
 }
 
-// Ops is a copy of all that was recorded so far, in the order of Begin.
+// Ops returns a copy of all operations so far, in the order of Begin.
 func (r *Recorder) Ops() []Op {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -58,25 +55,25 @@ func (r *Recorder) Ops() []Op {
 	return ops
 }
 
-// Err is the first error of the writer. Nothing is written after it.
+// Err returns the first error of the writer. Nothing is written after it.
 func (r *Recorder) Err() error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.err
 }
 
-// A Span records what becomes of one operation. Only the first call of each method counts, except for Until.
+// A Span records the events of one operation. Only the first call of each method counts, except for Until.
 type Span struct {
 	r  *Recorder
 	op *Op
 }
 
-// record lets f change the operation and writes the whole of it down again: the last line about it is what counts.
+// record applies f to the operation and writes all of it again: its last line counts.
 func (s *Span) record(f func(now int64)) {
 	r := s.r
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	// The clock is read under the mutex: the order of the times is the order of the events.
+	// The clock is read under the mutex, so that the times are in the order of the events.
 	r.last = max(r.last+1, r.clock())
 	f(r.last)
 	if r.w == nil || r.err != nil {
@@ -100,41 +97,41 @@ func (s *Span) once(at *int64, also func()) {
 	})
 }
 
-// Got records that the call has returned a lock, with its token (0 for one to read), and until when it can be
-// trusted if it is not renewed, on the Recorder's clock (0 if nobody knows).
+// Got records that the call has returned a lock, with its token (0 for a read lock) and the time until which it can be
+// trusted unless it is renewed, on the Recorder's clock (0 if unknown).
 func (s *Span) Got(token uint64, until int64) {
 	s.once(&s.op.Got, func() { s.op.Token, s.op.Until = token, until })
 }
 
-// Until records that the trust in the lock has moved on.
+// Until records a new time until which the lock can be trusted.
 func (s *Span) Until(until int64) { s.record(func(int64) { s.op.Until = until }) }
 
 // Unlocking records that Unlock is about to be called.
 func (s *Span) Unlocking() { s.once(&s.op.Unlocking, nil) }
 
-// Ended records that Done was observed. It fits context.AfterFunc.
+// Ended records that the lock's context was seen to be done. It can be passed to context.AfterFunc.
 func (s *Span) Ended() { s.once(&s.op.Ended, nil) }
 
-// Freed records that nothing is left of it: Unlock was confirmed.
+// Freed records that the lock is free: Unlock was confirmed.
 func (s *Span) Freed() { s.once(&s.op.Freed, nil) }
 
-// Failed records that the call has returned without a lock. It may still have an effect, until Freed. A lock that
-// was got has not failed: record Ended.
+// Failed records that the call has returned without a lock. It may still take effect, until Freed. For a lock that was
+// granted and lost, call Ended instead.
 func (s *Span) Failed(err error) {
 	s.once(&s.op.Ended, func() { s.op.Err = fmt.Sprint(err) })
 }
 
-// Refused records that a try found the lock held by others. Linearizable takes it at its word. Where two tries can
-// foil each other, as they can with several nodes, record Failed and Freed.
+// Refused records that a try found the lock held by others, for which Linearizable then requires a holder. If two tries
+// can make each other fail, as they can with several nodes, call Failed and Freed instead.
 func (s *Span) Refused() {
 	s.once(&s.op.Ended, func() { s.op.Refused, s.op.Freed = true, s.op.Ended })
 }
 
-// Paused records that the process stood still.
+// Paused records that the process was stopped for a while.
 func (s *Span) Paused() { s.record(func(int64) { s.op.Paused = true }) }
 
-// Load reads what one Recorder has written. The last line may be cut off, as a process that is killed leaves it;
-// an error in any other is returned with the operations before it.
+// Load reads what one Recorder has written. The last line may be incomplete if the process was killed; an error in any
+// other line is returned with the operations before it.
 func Load(r io.Reader) ([]Op, error) {
 	var ops []Op
 	at := map[int]int{} // by ID, the index in ops

@@ -1,7 +1,5 @@
 package history_test
 
-// This file answers: is what happens written down, and read back, as it was?
-
 import (
 	"bytes"
 	"context"
@@ -25,28 +23,28 @@ func since() func() int64 {
 	return func() int64 { return int64(time.Since(start)) }
 }
 
-// An rwLocker is what a test takes for a lock.
+// An rwLocker is the lock of a test.
 type rwLocker interface {
 	sync.Locker
 	RLock()
 	RUnlock()
 }
 
-// nobody is a lock that excludes nobody.
-type nobody struct{}
+// noLock excludes nobody.
+type noLock struct{}
 
-func (nobody) Lock()    {}
-func (nobody) Unlock()  {}
-func (nobody) RLock()   {}
-func (nobody) RUnlock() {}
+func (noLock) Lock()    {}
+func (noLock) Unlock()  {}
+func (noLock) RLock()   {}
+func (noLock) RUnlock() {}
 
-// use lets some clients take turns at a lock, and records it.
+// use records some clients that lock and unlock repeatedly.
 func use(l rwLocker, clock func() int64) []history.Op {
 	r := history.New(clock, nil)
 	var all sync.WaitGroup
 	var mu sync.Mutex
 	var token uint64
-	start := make(chan struct{}) // or the first could be done before the last begins
+	start := make(chan struct{}) // otherwise the first could finish before the last starts
 	for c := range 4 {
 		all.Go(func() {
 			<-start
@@ -66,7 +64,7 @@ func use(l rwLocker, clock func() int64) []history.Op {
 					mu.Unlock()
 				}
 				s.Got(t, 0)
-				runtime.Gosched() // or nobody would meet anybody
+				runtime.Gosched() // otherwise locks would hardly ever overlap
 				s.Unlocking()
 				unlock()
 				s.Freed()
@@ -78,23 +76,23 @@ func use(l rwLocker, clock func() int64) []history.Op {
 	return r.Ops()
 }
 
-// A lock that excludes nobody is caught, also where all happens at one instant of virtual time.
+// The checks catch a lock that excludes nobody, even if everything happens at one instant of virtual time.
 func TestLockThatExcludesNobodyIsCaught(t *testing.T) {
 	check := func(t *testing.T, clock func() int64) {
 		good := use(new(sync.RWMutex), clock)
 		for _, err := range []error{history.Exclusion(good), history.Tokens(good), linearizable(good)} {
 			if err != nil {
-				t.Errorf("a good lock: %v", err)
+				t.Errorf("want no error for a correct lock, got %v", err)
 			}
 		}
-		// Once in some hundred times the scheduler lets one after the other run to the end, and there is nothing to see.
+		// Once in some hundred runs the scheduler runs the goroutines one after the other, and no locks overlap.
 		var exclusion, linear error
 		for i := 0; i < 20 && (exclusion == nil || linear == nil); i++ {
-			bad := use(nobody{}, clock)
+			bad := use(noLock{}, clock)
 			exclusion, linear = history.Exclusion(bad), linearizable(bad)
 		}
 		if exclusion == nil || linear == nil {
-			t.Errorf("not caught: Exclusion says %v, Linearizable says %v", exclusion, linear)
+			t.Errorf("want an error of Exclusion and of Linearizable, got %v and %v", exclusion, linear)
 		}
 	}
 	t.Run("real", func(t *testing.T) { check(t, since()) })
@@ -104,7 +102,7 @@ func TestLockThatExcludesNobodyIsCaught(t *testing.T) {
 	t.Run("standing still", func(t *testing.T) { check(t, func() int64 { return 0 }) })
 }
 
-// record does everything that can be recorded.
+// record records every kind of event.
 func record(w io.Writer) *history.Recorder {
 	r := history.New(func() int64 { return 0 }, w)
 	a := r.Begin(history.Op{Client: "a", Key: "k", Kind: history.Write}) // 1
@@ -114,7 +112,7 @@ func record(w io.Writer) *history.Recorder {
 	c.Refused()   // 5
 	a.Until(200)  // 6
 	a.Unlocking()
-	a.Unlocking() // 8, and says nothing new
+	a.Unlocking() // 8, ignored
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	if ctx.Err() != nil {
@@ -122,7 +120,7 @@ func record(w io.Writer) *history.Recorder {
 	}
 	a.Freed()                        // 10
 	b.Failed(errors.New("gave up"))  // 11
-	b.Failed(errors.New("and more")) // 12, and says nothing new
+	b.Failed(errors.New("and more")) // 12, ignored
 	b.Paused()
 	return r
 }
@@ -136,18 +134,18 @@ func TestRecorder(t *testing.T) {
 	var file bytes.Buffer
 	r := record(&file)
 	if got := r.Ops(); !reflect.DeepEqual(got, want) {
-		t.Errorf("recorded\n%+v, want\n%+v", got, want)
+		t.Errorf("want\n%+v, recorded\n%+v", want, got)
 	}
 	if err := r.Err(); err != nil {
 		t.Error(err)
 	}
 	got, err := history.Load(&file)
 	if err != nil || !reflect.DeepEqual(got, want) {
-		t.Errorf("read back\n%+v, %v, want\n%+v", got, err, want)
+		t.Errorf("want\n%+v, read back\n%+v, %v", want, got, err)
 	}
 }
 
-// Wherever a process is killed, what it had written can be read, and no event that was written is lost.
+// Whenever a process is killed, every event that it has written can be read.
 func TestFileThatIsCutOff(t *testing.T) {
 	var file bytes.Buffer
 	record(&file)
@@ -155,33 +153,33 @@ func TestFileThatIsCutOff(t *testing.T) {
 	for n := range len(whole) + 1 {
 		got, err := history.Load(strings.NewReader(whole[:n]))
 		if err != nil {
-			t.Fatalf("cut off after %d: %v", n, err)
+			t.Fatalf("cut off after %d bytes: want no error, got %v", n, err)
 		}
 		lines := strings.SplitAfter(whole[:n], "\n")
 		want, _ := history.Load(strings.NewReader(strings.Join(lines[:len(lines)-1], "")))
 		if whole[:n] != whole && n < len(whole) && whole[n] == '\n' {
-			continue // the last line is whole, but for its end
+			continue // the last line is complete but for its newline
 		}
 		if !reflect.DeepEqual(got, want) {
-			t.Fatalf("cut off after %d: %+v, want %+v", n, got, want)
+			t.Fatalf("cut off after %d bytes: want %+v, got %+v", n, want, got)
 		}
 	}
 	if _, err := history.Load(strings.NewReader("{\"id\":1}\n{\"id\":\n{\"id\":3}\n")); err == nil || !strings.Contains(err.Error(), "line 2") {
-		t.Errorf("a broken line in the middle: %v", err)
+		t.Errorf("want an error that names line 2, got %v", err)
 	}
 }
 
-// A history that could not be written must not look like one in which nothing happened.
+// The Recorder returns the error of its writer, so that a lost history is not taken for an empty one.
 func TestWriterThatFails(t *testing.T) {
 	r, w := io.Pipe()
 	full := errors.New("disk full")
 	_ = r.CloseWithError(full)
 	if err := record(w).Err(); !errors.Is(err, full) {
-		t.Errorf("error %v, want %v", err, full)
+		t.Errorf("want %v, got %v", full, err)
 	}
 }
 
-// A holder that was paused writes too late: whoever overtook it has the greater token.
+// A Register refuses the write of a holder that was paused, after the next holder has written with a greater token.
 func TestRegister(t *testing.T) {
 	var r history.Register[string]
 	for _, w := range []struct {
@@ -190,14 +188,14 @@ func TestRegister(t *testing.T) {
 		ok    bool
 	}{{5, "a", true}, {5, "b", true}, {7, "c", true}, {5, "stale", false}, {6, "stale", false}, {7, "d", true}} {
 		if err := r.Write(w.token, w.value); (err == nil) != w.ok {
-			t.Errorf("write of %+v: %v", w, err)
+			t.Errorf("write of %+v: got %v", w, err)
 		}
 	}
 	if value, token := r.Read(); value != "d" || token != 7 {
-		t.Errorf("it holds %q, token %d", value, token)
+		t.Errorf("want value \"d\" with token 7, got %q with %d", value, token)
 	}
 	if n := r.Refused(); n != 2 {
-		t.Errorf("%d refused, want 2", n)
+		t.Errorf("want 2 writes refused, got %d", n)
 	}
 	var all sync.WaitGroup
 	var counter history.Register[uint64]
@@ -210,6 +208,6 @@ func TestRegister(t *testing.T) {
 	}
 	all.Wait()
 	if value, token := counter.Read(); value != 399 || token != 399 {
-		t.Errorf("it holds %d, token %d, want the greatest", value, token)
+		t.Errorf("want the greatest value and token, 399, got %d and %d", value, token)
 	}
 }

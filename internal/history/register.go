@@ -1,14 +1,12 @@
 package history
 
-// This file answers: is a stale write refused?
-
 import (
 	"fmt"
 	"sync"
 )
 
-// A Register is something that is written to under a lock, and checks the fencing token. The zero Register is empty
-// and has seen none. It is safe for concurrent use.
+// A Register is a value that is written under a lock and checks fencing tokens. The zero Register is empty and accepts any
+// token. It is safe for concurrent use.
 type Register[T any] struct {
 	mu      sync.Mutex
 	value   T
@@ -16,7 +14,7 @@ type Register[T any] struct {
 	refused int
 }
 
-// Write stores the value, unless a greater token was seen before. Whoever holds the lock may write again and again.
+// Write stores the value, and fails if a greater token was used before. The same token may write more than once.
 func (r *Register[T]) Write(token uint64, value T) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -28,14 +26,14 @@ func (r *Register[T]) Write(token uint64, value T) error {
 	return nil
 }
 
-// Read returns the value and the token it was written with.
+// Read returns the value and the token that it was written with.
 func (r *Register[T]) Read() (T, uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	return r.value, r.token
 }
 
-// Refused counts the writes that were refused.
+// Refused returns the number of writes that were refused.
 func (r *Register[T]) Refused() int {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -1,7 +1,5 @@
 package mailbox
 
-// This file answers: what can a message do, whatever is written in it?
-
 import (
 	"fmt"
 	"math"
@@ -12,26 +10,25 @@ import (
 	"testing"
 )
 
-// A grant is what a waiter was told.
+// A grant is one call of Granted.
 type grant struct{ n, token uint64 }
 
-// An ear is a waiter that writes down what it is told.
-type ear struct {
-	n    uint64
-	told *[]grant
+// A recorder is a waiter that records its grants.
+type recorder struct {
+	n      uint64
+	grants *[]grant
 }
 
-func (e ear) Granted(token uint64) { *e.told = append(*e.told, grant{e.n, token}) }
-func (e ear) Key() string          { return "" }
-func (e ear) Look()                {}
-func (e ear) Deaf(error)           {}
+func (r recorder) Granted(token uint64) { *r.grants = append(*r.grants, grant{r.n, token}) }
+func (r recorder) Key() string          { return "" }
+func (r recorder) Look()                {}
+func (r recorder) Deaf(error)           {}
 
-// A message of ours, as lua/lib/message.lua writes it.
-var whole = regexp.MustCompile(`^\d{1,19}( \d{1,19})+$`)
+// wellFormed matches a message as lua/lib/message.lua writes it.
+var wellFormed = regexp.MustCompile(`^\d{1,19}( \d{1,19})+$`)
 
-// Promise 7: a message grants to those whose numbers stand in it, behind the
-// token and in that order, and to nobody else. One of ours, of numbers and single
-// spaces, reaches all of them.
+// Promise 7: a message grants the lock to the waiters whose numbers follow the
+// token, in that order, and to no other. A well-formed message reaches all of them.
 func FuzzMailboxMessages(f *testing.F) {
 	for _, seed := range []string{
 		"", " ", "1700000000000001 1", "0 1 2 3", "0 3 2 1 2", "5", "5 ", "5  1", " 5 1", "-1 1", "5 -1", "+5 1", "x 1", "5 x 1",
@@ -41,41 +38,41 @@ func FuzzMailboxMessages(f *testing.F) {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, message string) {
-		var told []grant
+		var got []grant
 		b := New(nil, "box")
-		// Those who wait: some who always do, and everybody who is written of.
+		// The waiters: a few fixed numbers, and all that the message names.
 		numbers := []uint64{0, 1, 2, 3, 10, math.MaxUint64}
-		var written []grant
+		var named []grant
 		words := strings.Split(message, " ")
 		token, err := strconv.ParseUint(words[0], 10, 64)
 		for _, word := range words[1:] {
 			if n, err := strconv.ParseUint(word, 10, 64); err == nil {
 				numbers = append(numbers, n)
-				written = append(written, grant{n, token})
+				named = append(named, grant{n, token})
 			}
 		}
 		if err != nil {
-			written = nil // without a token it grants nothing
+			named = nil // without a token it grants nothing
 		}
 		for _, n := range numbers {
-			b.Join(fmt.Sprint("box:", n), ear{n, &told})
+			b.Join(fmt.Sprint("box:", n), recorder{n, &got})
 		}
 		b.Deliver(message)
-		if len(told) > len(written) || !slices.Equal(told, written[:len(told)]) {
-			t.Errorf("%q: told %v, written %v", message, told, written)
+		if len(got) > len(named) || !slices.Equal(got, named[:len(got)]) {
+			t.Errorf("%q: want grants to some of %v, in that order, got %v", message, named, got)
 		}
-		if whole.MatchString(message) && len(told) != len(written) {
-			t.Errorf("%q: told %v of %v", message, told, written)
+		if wellFormed.MatchString(message) && len(got) != len(named) {
+			t.Errorf("%q: want grants to all of %v, got %v", message, named, got)
 		}
 
-		// Who has left is told nothing.
-		told = nil
+		// A waiter that has left receives nothing.
+		got = nil
 		for _, n := range numbers {
 			b.Leave(fmt.Sprint("box:", n))
 		}
 		b.Deliver(message)
-		if told != nil {
-			t.Errorf("%q: told %v after they left", message, told)
+		if got != nil {
+			t.Errorf("%q: want no grant after all have left, got %v", message, got)
 		}
 	})
 }

@@ -1,10 +1,10 @@
-// Package mailbox answers: who is woken, and what if the message is lost?
+// Package mailbox delivers grants to the waiters of one process.
 //
-// A mailbox is one Pub/Sub channel, named at random, on which one process hears
-// of the grants to its waiters. It is subscribed while anybody waits and for a
-// while after. Messages may be lost, so a mailbox says when it hears, and each
-// time that it begins to hear, or ceases to, it tells every waiter to look for
-// itself.
+// A mailbox is one Pub/Sub channel with a random name, on which one process
+// receives the grants of its waiters. It is subscribed while a waiter has joined
+// and for a while after. Redis may lose messages, so each time the subscription
+// starts or ends the mailbox makes every waiter look: it renews its lease, and the
+// reply tells it whether it has been granted the lock.
 package mailbox
 
 import (
@@ -21,15 +21,15 @@ import (
 )
 
 const (
-	// linger is how long a mailbox stays open after its last waiter, so that
-	// contention that comes and goes does not subscribe anew each time.
+	// linger is how long a mailbox stays open after its last waiter has left, so
+	// that occasional contention does not subscribe again each time.
 	linger = 5 * time.Second
 
-	// silence is how long a subscription may be silent before it is pinged,
-	// and then until it is given up: a link may be dead and not closed.
+	// silence is how long a subscription may be silent before it is pinged, and
+	// how long the ping may take: a connection may be dead without being closed.
 	silence = 3 * time.Second
 
-	// perLook is more than it takes a waiter to look, where many do.
+	// perLook is more time than one waiter needs to look when many look at once.
 	perLook = 50 * time.Microsecond
 
 	minBackoff = 10 * time.Millisecond
@@ -41,15 +41,15 @@ type Subscriber interface {
 	Subscribe(ctx context.Context, channels ...string) *redis.PubSub
 }
 
-// A Waiter is told what a mailbox hears. Its methods must not block.
+// A Waiter receives the events of a mailbox. Its methods must not block.
 type Waiter interface {
-	// Granted says that the waiter has been granted what it waits for.
+	// Granted is called when a message grants the lock to the waiter.
 	Granted(token uint64)
-	// Key is what the waiter waits for.
+	// Key returns the name of the lock.
 	Key() string
-	// Look says that messages may have been lost.
+	// Look is called when messages to the waiter may have been lost.
 	Look()
-	// Deaf says, to one of the waiters, why the mailbox does not hear.
+	// Deaf is called on one of the waiters when the subscription has failed.
 	Deaf(err error)
 }
 
@@ -62,29 +62,29 @@ type Box struct {
 	mu      sync.Mutex
 	waiters map[uint64]Waiter
 	pubsub  *redis.PubSub       // nil: closed
-	settled chan struct{}       // closed when it is known whether the subscription works
-	stop    chan struct{}       // closed when the subscription is to end
-	idle    *time.Timer         // runs while nobody waits
-	idles   int                 // which of these timers that is
-	swept   time.Time           // when all waiters were last told to look
-	lost    map[string]struct{} // the keys whose waiters are to look; nil: no sweep is under way
+	settled chan struct{}       // closed when the subscription has been confirmed or has failed
+	stop    chan struct{}       // closed to end the subscription
+	idle    *time.Timer         // runs while there is no waiter
+	idles   int                 // the number of that timer
+	swept   time.Time           // when all waiters last had to look
+	lost    map[string]struct{} // the keys whose waiters must look; nil: no sweep is running
 }
 
-// New makes a mailbox on the channel of that name. With a nil Subscriber it
-// never hears.
+// New returns a mailbox on the channel of that name. With a nil Subscriber it
+// never receives a message.
 func New(sub Subscriber, name string) *Box {
 	return &Box{name: name, sub: sub, waiters: map[uint64]Waiter{}}
 }
 
-// Name is the name of the channel.
+// Name returns the name of the channel.
 func (b *Box) Name() string { return b.name }
 
-// Hears says whether the subscription is in place.
+// Hears reports whether the subscription is in place.
 func (b *Box) Hears() bool { return b.hears.Load() }
 
-// Join makes w the waiter that messages for an id are meant for, and opens the
-// mailbox if it is closed. The channel is closed when the mailbox hears, or is
-// known not to. An id is the name of the mailbox, ":", and a number.
+// Join delivers the messages for an id to w, and opens the mailbox if it is
+// closed. The channel it returns is closed when the subscription has been
+// confirmed or has failed. An id is the name of the mailbox, ":", and a number.
 func (b *Box) Join(id string, w Waiter) (settled <-chan struct{}) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -105,13 +105,13 @@ func (b *Box) Join(id string, w Waiter) (settled <-chan struct{}) {
 	return b.settled
 }
 
-// number is that of an id.
+// number returns the number in an id.
 func (b *Box) number(id string) uint64 {
 	n, _ := strconv.ParseUint(id[strings.LastIndexByte(id, ':')+1:], 10, 64)
 	return n
 }
 
-// Leave ends what Join began. A message for the id means nothing from here on.
+// Leave undoes Join: later messages for the id are ignored.
 func (b *Box) Leave(id string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -125,7 +125,7 @@ func (b *Box) Leave(id string) {
 
 func (b *Box) closeIdle(which int) {
 	b.mu.Lock()
-	if b.idle == nil || b.idles != which { // somebody joined as the timer fired
+	if b.idle == nil || b.idles != which { // a waiter joined as the timer fired
 		b.mu.Unlock()
 		return
 	}
@@ -136,11 +136,11 @@ func (b *Box) closeIdle(which int) {
 	b.hears.Store(false)
 	b.mu.Unlock()
 	if pubsub != nil {
-		_ = pubsub.Close() // may wait for a dial under way
+		_ = pubsub.Close() // may wait for a dial in progress
 	}
 }
 
-// run keeps the subscription up until stop is closed.
+// run subscribes, again after each failure, until stop is closed.
 func (b *Box) run(stop <-chan struct{}, settled chan struct{}) {
 	for failed := 0; ; failed++ {
 		heard, err := b.listen(stop, settled)
@@ -167,8 +167,8 @@ func (b *Box) run(stop <-chan struct{}, settled chan struct{}) {
 	}
 }
 
-// listen subscribes once and passes messages on until the link fails. It says
-// whether it ever heard.
+// listen subscribes once and delivers messages until the connection fails. It
+// reports whether the subscription was ever confirmed.
 func (b *Box) listen(stop <-chan struct{}, settled chan struct{}) (heard bool, err error) {
 	ctx := context.Background()
 	pubsub := b.sub.Subscribe(ctx, b.name)
@@ -196,8 +196,8 @@ func (b *Box) listen(stop <-chan struct{}, settled chan struct{}) (heard bool, e
 		pinged = false
 		switch event := event.(type) {
 		case *redis.Subscription:
-			// Also when the client has reconnected by itself: what was
-			// published meanwhile is lost.
+			// It also comes after the client has reconnected by itself:
+			// messages published meanwhile are lost.
 			heard = true
 			b.setHears(stop, true)
 			if !isClosed(settled) {
@@ -209,8 +209,8 @@ func (b *Box) listen(stop <-chan struct{}, settled chan struct{}) (heard bool, e
 	}
 }
 
-// setHears records that the subscription came or went, and has every waiter
-// look: it may have missed a message, or has to look more often.
+// setHears records that the subscription started or ended, and makes every waiter
+// look: it may have missed a message, or must poll from now on.
 func (b *Box) setHears(stop <-chan struct{}, hears bool) {
 	b.mu.Lock()
 	if isClosed(stop) {
@@ -246,8 +246,8 @@ func (b *Box) all() []Waiter {
 	return waiters
 }
 
-// Look has every waiter for key look: a message to one of them that was sent after since may be lost. It does nothing
-// if the subscription has come or gone since then, or is still to come: all waiters look then.
+// Look makes every waiter for key look, because a message sent after since may have been lost. It does nothing if the
+// subscription has started or ended since then, or is about to start: that makes all waiters look.
 func (b *Box) Look(key string, since time.Time) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -261,9 +261,9 @@ func (b *Box) Look(key string, since time.Time) {
 	b.lost[key] = struct{}{}
 }
 
-// sweep has the waiters for the keys in lost look, until there are none. One sweep is under way at a time, and the
-// next begins when the calls of the one before may have been answered: what is lost during a sweep, while Redis is slow
-// because of it, has everybody look once more and not once for each message.
+// sweep makes the waiters for the keys in lost look, until lost is empty. One sweep runs at a time, and the next starts
+// when the calls of the last may have been answered. Messages lost during a sweep, which slows Redis down, make the
+// waiters look once more and not once for each message.
 func (b *Box) sweep() {
 	for {
 		b.mu.Lock()
@@ -287,8 +287,8 @@ func (b *Box) sweep() {
 	}
 }
 
-// Deliver passes a message on: "<token> <n> <n> …", the token 0 for readers.
-// Anything else is not for us.
+// Deliver calls Granted on the waiters that a message names. A message is
+// "<token> <n> <n> …"; the token of readers is 0. Anything else is ignored.
 func (b *Box) Deliver(message string) {
 	if message == "" {
 		return

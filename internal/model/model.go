@@ -1,9 +1,9 @@
-// Package model answers: what should a script do?
+// Package model specifies the scripts: it is the lock on one Redis as a pure state
+// machine. It is written from the promises (see package redismutex) and not from the
+// Lua, and the tests compare the scripts with it.
 //
-// It is the lock of one Redis as a pure state machine, written from the promises
-// (see the package redismutex) and not from the Lua, to compare the scripts with.
-// It forgets at once whose lease has ended, where a server may have an entry of it
-// for some time yet: that entry must make no difference.
+// The model drops a participant as soon as its lease has ended. A server may keep an
+// entry for some time after; that must make no difference.
 package model
 
 import (
@@ -12,18 +12,18 @@ import (
 	"strings"
 )
 
-// Time is a server's clock, in µs since 1970. Leases are in ms, as on the server.
+// Time is the time of a server in µs since 1970. Leases are in ms, as on the server.
 type Time int64
 
 func (t Time) ms() int64 { return int64(t) / 1000 }
 
-// Retention is how long a counter of tokens lives, in ms. Floor is below all of them.
+// Retention is how long a token counter lives, in ms. Floor is lower than any token.
 const (
 	Retention = 24 * 60 * 60 * 1000
 	Floor     = 1e14
 )
 
-// A Kind is what a participant wants: to write or to read.
+// A Kind is what a participant locks for: writing or reading.
 type Kind byte
 
 const (
@@ -31,19 +31,19 @@ const (
 	Reader Kind = 'r'
 )
 
-// A Participant holds or waits. Either way it has one lease, its own.
+// A Participant is a holder or a waiter. It has one lease of its own.
 type Participant struct {
 	ID   string // "<mailbox>:<n>"
 	Kind Kind
-	Ends int64 // of the lease
+	Ends int64 // when the lease ends
 
-	// Only of who waits: class 1 comes before all of class 0, and within a class
-	// whoever has the lower rank. Equals, of a quorum, are in the order of their names.
+	// Of waiters only. Class 1 comes before class 0, and within a class a lower rank
+	// before a higher one. Equal ranks, of a quorum, are ordered by name.
 	Class int
 	Rank  int64
 }
 
-// Mailbox is where the participant hears of its grant.
+// Mailbox returns the channel on which the participant receives its grant.
 func (p Participant) Mailbox() string { return p.ID[:strings.LastIndexByte(p.ID, ':')] }
 
 func (p Participant) before(q Participant) bool {
@@ -56,88 +56,88 @@ func (p Participant) before(q Participant) bool {
 	return string(p.Kind)+p.ID < string(q.Kind)+q.ID
 }
 
-// A State is all that there is to know of a lock.
+// A State is the whole state of a lock.
 type State struct {
-	Holders   []Participant    // one writer, or readers, or nobody
-	Queue     []Participant    // who waits, in order
-	Graves    map[string]int64 // the end of an id's tombstone
-	Token     int64            // the last one
-	TokenEnds int64            // when the counter is forgotten
+	Holders   []Participant    // one writer, or any number of readers
+	Queue     []Participant    // the waiters, in order
+	Graves    map[string]int64 // the tombstones: when each ends, by id
+	Token     int64            // the last token
+	TokenEnds int64            // when the counter expires
 }
 
-// A Verb is what an Op does.
+// A Verb is the kind of an Op.
 type Verb int
 
 const (
-	Enter  Verb = iota // wait for the lock, or with Try have it now or not at all
-	Keep               // go on with a lease
-	Leave              // hold no more, wait no more
-	Settle             // nothing, but see to it that nobody waits for what is free
+	Enter  Verb = iota // acquire the lock or join the queue
+	Keep               // renew the lease
+	Leave              // release the lock or leave the queue
+	Settle             // hand the lock on and do nothing else
 )
 
 // An Op is one call of a script.
 type Op struct {
 	Verb  Verb
 	ID    string
-	Kind  Kind  // a writer that holds and is kept as a reader becomes one
+	Kind  Kind  // a writer that is renewed as a reader becomes a reader
 	TTL   int64 // of Enter and Keep
-	Try   bool  // of Enter
-	Class int   // of Enter, and of all of a quorum
-	Alone bool  // of Keep: as a writer that holds, of which only the holder key is looked at
-	Bury  int64 // of Leave: for how long an enter of the id is refused, or 0
+	Try   bool  // of Enter: do not join the queue
+	Class int   // of Enter; in a quorum, of every verb
+	Alone bool  // of Keep: renew a writer, looking at the holder key only
+	Bury  int64 // of Leave: the life of the tombstone, or 0 for none
 
-	// Only of a quorum. A rank is the same on all nodes, and is what a writer
-	// proposes as its token, so that they agree on both.
+	// Of a quorum only. The rank is the same on all nodes, and a writer proposes it
+	// as its token, so that the nodes agree on both.
 	Rank  int64
-	Raise int64 // of Keep: a token that the writer's is raised to, or 0
+	Raise int64 // of Keep: the token that the writer's token is raised to, or 0
 }
 
-// A Status is what a script says of the caller, by its number on the wire.
+// A Status is the state of the caller in a reply, by its number on the wire.
 type Status int
 
 const (
 	Granted Status = 1 + iota
 	Waiting
 	Busy
-	Left
+	Released
 	Gone
-	Buried
+	Tombstoned
 )
 
 func (s Status) String() string {
-	return [...]string{"?", "granted", "waiting", "busy", "left", "gone", "buried"}[s]
+	return [...]string{"?", "granted", "waiting", "busy", "released", "gone", "tombstoned"}[s]
 }
 
-// A Reply is what a script answers, and whom it grants besides.
+// A Reply is the reply of a script, with the grants that it made.
 type Reply struct {
 	Status Status
-	Value  int64   // a writer's token; of Waiting, ms until the lease in front ends
+	Value  int64   // the token of a writer; of Waiting, ms until the lease in front ends
 	Grants []Grant // in the order of the queue
 
-	// Only of a quorum.
-	Preceded bool  // the caller holds, and somebody waits who comes before it
-	Last     int64 // the highest rank that waits
+	// Of a quorum only.
+	Preceded bool  // the caller holds the lock, and a waiter ranks before it
+	Last     int64 // the highest rank in the queue
 }
 
-// A Grant is news for one who has waited.
+// A Grant gives the lock to a waiter.
 type Grant struct {
 	ID    string
 	Token int64 // 0 for a reader
 }
 
-// Step is what an op does to a lock at a time. It leaves s as it is.
+// Step returns the state after op at that time, and the reply. It does not change s.
 func (s State) Step(now Time, op Op) (State, Reply) {
 	m := &machine{State: s.At(now), now: now, quorum: op.Rank != 0}
 	var r Reply
 	switch op.Verb {
 	case Enter:
-		r.Status, r.Value = m.enter(op)
+		r.Status, r.Value = m.acquire(op)
 	case Keep:
-		r.Status, r.Value = m.keep(op)
+		r.Status, r.Value = m.renew(op)
 	case Leave:
-		r.Status = m.leave(op)
+		r.Status = m.release(op)
 	case Settle:
-		m.settle()
+		m.handOn()
 	}
 	r.Grants = m.grants
 	if m.quorum && !op.Alone {
@@ -151,7 +151,7 @@ func (s State) Step(now Time, op Op) (State, Reply) {
 	return m.State, r
 }
 
-// At is what is left of s when time has passed: nothing stays (promise 8).
+// At returns what is left of s at that time: nothing stays (promise 8).
 func (s State) At(now Time) State {
 	alive := func(ps []Participant) (left []Participant) {
 		for _, p := range ps {
@@ -169,31 +169,32 @@ func (s State) At(now Time) State {
 	return s
 }
 
-// A machine is a state that is being changed, in which all are alive.
+// A machine is a state during a step. No lease in it has ended.
 type machine struct {
 	State
 	now    Time
 	quorum bool
-	again  bool // the id had entered before
+	again  bool // the id had been acquired before
 	grants []Grant
 }
 
-// enter joins the queue behind its class, but is granted what is free if nobody is
-// before it (promises 5 and 6). An id enters once (promise 4).
-func (m *machine) enter(op Op) (Status, int64) {
-	m.settle()
+// acquire grants the lock if it is free and no waiter ranks before the caller, and
+// else adds the caller to the queue, behind its class (promises 5 and 6). An id
+// acquires once (promise 4).
+func (m *machine) acquire(op Op) (Status, int64) {
+	m.handOn()
 	p := Participant{ID: op.ID, Kind: op.Kind, Ends: m.now.ms() + op.TTL, Class: op.Class, Rank: op.Rank}
-	if _, buried := m.Graves[p.ID]; buried {
-		return Buried, 0
+	if _, tombstoned := m.Graves[p.ID]; tombstoned {
+		return Tombstoned, 0
 	}
 	if m.find(p.ID) != nil {
 		m.again = true
-		return m.standing(p.ID, op.Rank)
+		return m.status(p.ID, op.Rank)
 	}
 	if !m.quorum {
 		p.Rank = int64(m.now)
 		for _, q := range m.Queue {
-			if q.Class == p.Class { // a tie or a clock that steps back reorders nobody
+			if q.Class == p.Class { // neither a tie nor a clock that steps back changes the order
 				p.Rank = max(p.Rank, q.Rank+1)
 			}
 		}
@@ -204,22 +205,22 @@ func (m *machine) enter(op Op) (Status, int64) {
 	}
 	if place == 0 && m.fits(p) {
 		m.admit(p)
-		return m.standing(p.ID, 0)
+		return m.status(p.ID, 0)
 	}
 	if op.Try {
 		return Busy, 0
 	}
 	m.Queue = slices.Insert(m.Queue, place, p)
-	return m.standing(p.ID, 0)
+	return m.status(p.ID, 0)
 }
 
-// keep extends the lease of the caller, and no other (promise 3). It enters nobody,
-// but it may find that the caller's turn has come.
-func (m *machine) keep(op Op) (Status, int64) {
+// renew extends the lease of the caller, and no other (promise 3). It never acquires,
+// but it may grant the lock to the caller if that waits.
+func (m *machine) renew(op Op) (Status, int64) {
 	p := m.find(op.ID)
 	if op.Alone {
-		// There is nothing to settle while a writer holds. If it does not, the
-		// caller has yet to ask how it stands.
+		// There is nothing to hand on while a writer holds the lock. If it does
+		// not, the caller has to send a full renewal.
 		if p == nil || !m.holds(p.ID) || p.Kind != Writer {
 			return Gone, 0
 		}
@@ -229,19 +230,19 @@ func (m *machine) keep(op Op) (Status, int64) {
 	if p != nil {
 		p.Ends = m.now.ms() + op.TTL
 		if m.holds(p.ID) && op.Kind == Reader {
-			p.Kind = Reader // no other writer comes in between
+			p.Kind = Reader // without releasing the lock in between
 		}
 	}
-	m.settle()
-	return m.standing(op.ID, op.Raise)
+	m.handOn()
+	return m.status(op.ID, op.Raise)
 }
 
-// leave takes the caller out of wherever it is. An enter that arrives later is
-// refused where that was asked for.
-func (m *machine) leave(op Op) Status {
+// release removes the caller from the holders or the queue. With a tombstone, an
+// acquire of the id that arrives later is refused.
+func (m *machine) release(op Op) Status {
 	status := Gone
 	if m.find(op.ID) != nil {
-		status = Left
+		status = Released
 	}
 	is := func(p Participant) bool { return p.ID == op.ID }
 	m.Holders, m.Queue = slices.DeleteFunc(m.Holders, is), slices.DeleteFunc(m.Queue, is)
@@ -251,13 +252,13 @@ func (m *machine) leave(op Op) Status {
 		}
 		m.Graves[op.ID] = m.now.ms() + op.Bury
 	}
-	m.settle()
+	m.handOn()
 	return status
 }
 
-// settle grants the head of the queue what is free, and the next, until one has to
+// handOn grants the lock to the head of the queue, and to the next, until one has to
 // wait (promise 5).
-func (m *machine) settle() {
+func (m *machine) handOn() {
 	for len(m.Queue) > 0 && m.fits(m.Queue[0]) {
 		p := m.Queue[0]
 		m.Queue = m.Queue[1:]
@@ -266,26 +267,26 @@ func (m *machine) settle() {
 	}
 }
 
-// fits says whether p may join the holders: one writer, or readers (promise 1).
+// fits reports whether p may join the holders: one writer, or readers (promise 1).
 func (m *machine) fits(p Participant) bool {
 	return len(m.Holders) == 0 || p.Kind == Reader && m.Holders[0].Kind == Reader
 }
 
-// admit makes p a holder, with the lease that it has.
+// admit makes p a holder with its present lease.
 func (m *machine) admit(p Participant) {
 	if p.Kind == Writer && m.quorum {
-		m.count(m.Token+1, p.Rank)
+		m.setToken(m.Token+1, p.Rank)
 	} else if p.Kind == Writer {
-		m.count(max(m.Token+1, int64(m.now)), 0)
+		m.setToken(max(m.Token+1, int64(m.now)), 0)
 	}
 	p.Class, p.Rank = 0, 0
 	m.Holders = append(m.Holders, p)
 }
 
-// count makes n the last token, unless there has been none, or it has been
-// forgotten: then the clock is, which is above all before it (promise 9). Of a quorum
-// it is what was proposed, if that is more, and it lives on from then.
-func (m *machine) count(n, proposal int64) {
+// setToken makes n the last token. If there is no counter, the time takes the place of
+// n: it is greater than every earlier token (promise 9). In a quorum the last token is
+// the proposal, if that is greater, and the counter lives on.
+func (m *machine) setToken(n, proposal int64) {
 	if m.TokenEnds == 0 {
 		n = max(int64(m.now), Floor)
 	}
@@ -295,18 +296,18 @@ func (m *machine) count(n, proposal int64) {
 	m.Token = max(n, proposal)
 }
 
-// token is the token of p, who holds. It is there as long as p holds: if the counter
-// has been forgotten meanwhile, there is a new one.
+// token returns the token of the holder p. If the counter has expired meanwhile, there
+// is a new one.
 func (m *machine) token(p Participant, proposal int64) int64 {
 	if p.Kind == Reader {
 		return 0
 	}
-	m.count(m.Token, proposal)
+	m.setToken(m.Token, proposal)
 	return m.Token
 }
 
-// standing is how an id stands.
-func (m *machine) standing(id string, proposal int64) (Status, int64) {
+// status returns the status and the value of an id.
+func (m *machine) status(id string, proposal int64) (Status, int64) {
 	if p := m.find(id); p != nil && m.holds(id) {
 		return Granted, m.token(*p, proposal)
 	} else if p != nil {
@@ -315,7 +316,7 @@ func (m *machine) standing(id string, proposal int64) (Status, int64) {
 	return Gone, 0
 }
 
-// front is the end of the lease in front of who waits: when it is worth a look.
+// front returns when the lease in front of a waiter ends: then it should look again.
 func (m *machine) front(id string) int64 {
 	i := slices.IndexFunc(m.Queue, func(p Participant) bool { return p.ID == id })
 	if i > 0 {
@@ -324,8 +325,8 @@ func (m *machine) front(id string) int64 {
 	if m.Holders[0].Kind == Writer {
 		return m.Holders[0].Ends
 	}
-	// Readers are looked at among all who have a lease and all tombstones. So the
-	// look may be too early, which costs a command.
+	// Behind readers, the first end of any lease or tombstone counts. So the waiter
+	// may look too early, which costs a command.
 	first := slices.MinFunc(m.Leases(), func(p, q Participant) int { return int(p.Ends - q.Ends) })
 	return first.Ends
 }
@@ -345,8 +346,8 @@ func (m *machine) find(id string) *Participant {
 	return nil
 }
 
-// Leases is whoever has a lease that is not the writer's, which is the holder key's
-// own, and the tombstones, as "-" and the id.
+// Leases returns the leases of readers and waiters, and the tombstones, as "-" and the
+// id. The writer's lease is the TTL of the holder key.
 func (s State) Leases() (leases []Participant) {
 	for _, p := range s.Holders {
 		if p.Kind == Reader {

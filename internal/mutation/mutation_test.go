@@ -1,10 +1,9 @@
-// Package mutation answers: would the checkers find a bug? It breaks the library in
-// ways that other locks have been broken in, one at a time, and each has to be
-// caught by the model (TestScripts… of the root package), by the simulation
-// (internal/sim), or, where chance seldom meets it, by a scenario. A suite that cannot find known bugs proves nothing.
+// Package mutation checks that the tests find bugs. It breaks the library in one
+// place at a time, in ways in which other locks were broken, and each mutant must be
+// caught: by the model (TestScripts… of the root package), by the simulation
+// (internal/sim), or, if random tests seldom reach it, by a test of its own.
 //
-// Nothing of this is in the library: the broken files are put in place of the true
-// ones by go's -overlay.
+// The library contains no code for this: go's -overlay replaces a file by its mutant.
 package mutation
 
 import (
@@ -20,17 +19,17 @@ import (
 	"time"
 )
 
-var run = flag.Bool("mutants", false, "break the library in each way, and see whether it is noticed (minutes)")
+var run = flag.Bool("mutants", false, "run the tests against every mutant (some minutes)")
 
 // A mutant is the library with one thing broken.
 type mutant struct {
 	what     string
-	file     string // from the root of the module
-	old, new string // what is there, once, and what is to be there
+	file     string // relative to the root of the module
+	old, new string // text that occurs once in file, and its replacement
 	by       checker
 }
 
-// A checker is a test that should notice.
+// A checker is a test that must fail with the mutant.
 type checker struct {
 	pkg, test string
 	flags     []string
@@ -41,12 +40,12 @@ var (
 	sim   = checker{"./internal/sim", "^TestSimulation$", []string{"-sim.hours=6"}}
 )
 
-// On a real Redis: what each verb does in each state, with foreign data under the keys.
+// foreign runs each verb in each state with foreign data under the keys, on a real Redis.
 var foreign = scenario("TestForeignDataIsLeftAloneByEveryVerb$/^redis")
 
 func scenario(test string) checker { return checker{".", "^" + test + "$", []string{"-timeout=20s"}} }
 
-// onServers is a scenario of internal/integration.
+// onServers is a test of internal/integration.
 func onServers(test string) checker {
 	return checker{"./internal/integration", "^" + test + "$", []string{"-timeout=20s"}}
 }
@@ -152,7 +151,7 @@ func TestMutantsFollowTheCode(t *testing.T) {
 // TestEveryMutantIsCaught runs all mutants; with -short, those that take the simulation to notice are left out.
 func TestEveryMutantIsCaught(t *testing.T) {
 	if !*run {
-		t.Skip("run with -mutants: it takes some minutes")
+		t.Skip("runs only with -mutants, since it takes some minutes")
 	}
 	root, err := filepath.Abs("../..")
 	if err != nil {
@@ -167,9 +166,9 @@ func TestEveryMutantIsCaught(t *testing.T) {
 			out, failed := m.check(t, root)
 			switch {
 			case !failed:
-				t.Errorf("%s: nobody has noticed", m.what)
+				t.Errorf("%s: want %s in %s to fail, it passed", m.what, m.by.test, m.by.pkg)
 			case !fails.MatchString(out) || strings.Contains(out, "[build failed]"):
-				t.Errorf("%s: it is not a test that failed:\n%s", m.what, out)
+				t.Errorf("%s: want a test to fail, go test itself failed:\n%s", m.what, out)
 			default:
 				t.Log(strings.TrimSpace(says.FindString(out)))
 			}
@@ -182,7 +181,7 @@ var (
 	says  = regexp.MustCompile(`(?m)^(\s+\w+_test\.go:\d+|panic): .*`)
 )
 
-// check runs the checker with the mutant in place, and returns what it says.
+// check runs the checker against the mutant and returns its output.
 func (m mutant) check(t *testing.T, root string) (out string, failed bool) {
 	path := filepath.Join(root, filepath.FromSlash(m.file))
 	source, err := os.ReadFile(path)
@@ -190,7 +189,7 @@ func (m mutant) check(t *testing.T, root string) (out string, failed bool) {
 		t.Fatal(err)
 	}
 	if n := strings.Count(string(source), m.old); n != 1 {
-		t.Fatalf("%s has %q %d times, want once: the mutant has to follow the code", m.file, m.old, n)
+		t.Fatalf("want %q once in %s, found it %d times: adapt the mutant to the code", m.old, m.file, n)
 	}
 	dir := t.TempDir()
 	broken, overlay := filepath.Join(dir, filepath.Base(path)), filepath.Join(dir, "overlay.json")

@@ -1,21 +1,21 @@
-// Package quorum answers: when do N answers mean yes, no, or not yet?
+// Package quorum counts the answers of a group of nodes.
 package quorum
 
-// A Decision is what the answers of a group of nodes amount to.
+// A Decision is the outcome of the answers so far.
 type Decision int
 
 const (
-	Undecided Decision = iota // it depends on those that have not answered
+	Undecided Decision = iota // the nodes that have not answered decide
 	Yes                       // a majority says yes
-	No                        // no majority can say yes any more
+	No                        // a majority can no longer say yes
 )
 
-// Majority is how many of n nodes decide. Any two majorities share a node. An
-// even n gains nothing over n-1: it survives the loss of no more nodes.
+// Majority returns how many of n nodes are a majority. Any two majorities share a
+// node. An even n gains nothing over n-1: it survives the loss of no more nodes.
 func Majority(n int) int { return n/2 + 1 }
 
-// Decide says what it means that of n nodes so many have said yes, and so many
-// no. A node that has failed has said no.
+// Decide returns the decision of n nodes of which yes have said yes, and no have
+// said no. A node that has failed counts as no.
 func Decide(n, yes, no int) Decision {
 	switch {
 	case yes >= Majority(n):

@@ -1,7 +1,5 @@
 package sim
 
-// This file has the crowds: many goroutines of one process that lock at once.
-
 import (
 	"context"
 	"errors"
@@ -19,44 +17,44 @@ import (
 	"github.com/redismutex/redismutex/internal/faultnet"
 )
 
-// A crowd is a process with few connections and many goroutines. It has keys of its own, so that what it does is not in
-// the history: each event has its own oracle.
+// A crowd is a process with few connections and many goroutines that lock at once. It has keys of its own, which are not in
+// the history: each event checks its own outcome.
 type crowd struct {
 	*era
 	t       *testing.T
 	random  *rand.Rand
 	event   string
-	name    string // of the mutex: it begins all keys
+	name    string // of the mutex; all keys begin with it
 	ttl     time.Duration
 	links   []*faultnet.Link
 	clients []*redis.Client
 	mutex   *redismutex.RWMutex
 	sent    atomic.Int64 // commands
 	lines   atomic.Int64 // in the log
-	line    atomic.Value // the last of these, a string
+	line    atomic.Value // the last of them, a string
 }
 
-// crowdPrefix begins all keys of crowds.
+// All keys of crowds begin with crowdPrefix.
 const crowdPrefix = "crowd"
 
 const (
-	// soon is how long a crowd may take, whatever it is.
+	// soon is how long a crowd may take for anything.
 	soon = 20 * time.Second
 
-	// renewed is within which time a crowd learns what its own renewals learn, besides half a TTL and the ways.
+	// renewed is the time, in addition to half a TTL, within which a crowd learns what its renewals find out.
 	renewed = 200 * time.Millisecond
 
-	// mostCommands is how many a waiter sends to a node at the most when that has come back empty: it enters anew, its
-	// old id leaves, it has its turn, and what was tried meanwhile.
+	// mostCommands is how many commands a waiter may send to a node that has restarted empty: it acquires again, releases
+	// its old id, locks and unlocks, and some calls fail while the node is away.
 	mostCommands = 8
 
-	// mostLines is how many a crowd may log then: a few of each kind within a second.
+	// mostLines is how many lines a crowd may log then: a few of each kind within a second.
 	mostLines = 60
 )
 
 // The events of crowds.
 const (
-	atOnce      = "crowd that asks at once"
+	atOnce      = "crowd that locks at once"
 	restarted   = "node away, emptied, as a crowd waits"
 	overwritten = "lock overwritten, as a crowd waits"
 	closedDown  = "client closed, as a crowd waits"
@@ -64,7 +62,7 @@ const (
 
 var crowdEvents = []string{atOnce, restarted, overwritten, closedDown}
 
-// crowds has one of the events come to pass. Nothing else fails meanwhile that a crowd would notice.
+// crowds runs one of the events. Nothing else that would affect a crowd fails meanwhile.
 func (e *era) crowds(t *testing.T) {
 	random := e.draw(3)
 	event := crowdEvents[random.IntN(len(crowdEvents))]
@@ -72,7 +70,7 @@ func (e *era) crowds(t *testing.T) {
 	c := e.newCrowd(t, random, crowdPrefix, event)
 	e.injected(event)
 	e.took(event, map[string]func(*crowd) bool{
-		atOnce:      (*crowd).asksAtOnce,
+		atOnce:      (*crowd).locksAtOnce,
 		restarted:   (*crowd).outlivesARestart,
 		overwritten: (*crowd).isOverwritten,
 		closedDown:  (*crowd).isClosed,
@@ -96,12 +94,12 @@ func (e *era) newCrowd(t *testing.T, random *rand.Rand, name, event string) *cro
 		c.limit(rc, size)
 		c.links, c.clients, nodes = append(c.links, link), append(c.clients, rc), append(nodes, rc)
 	}
-	c.mutex = c.of(nodes)
+	c.mutex = c.mutexOn(nodes)
 	return c
 }
 
-// of is the mutex of the crowd at those clients.
-func (c *crowd) of(nodes []redis.Scripter) *redismutex.RWMutex {
+// mutexOn returns a mutex of the crowd on those clients.
+func (c *crowd) mutexOn(nodes []redis.Scripter) *redismutex.RWMutex {
 	opts := []redismutex.MutexOption{redismutex.WithTTL(c.ttl), redismutex.WithLogger(slog.New(logged{c}))}
 	if len(nodes) == 1 {
 		return redismutex.NewMutex(nodes[0], c.name, opts...)
@@ -113,15 +111,15 @@ func (c *crowd) wrong(format string, args ...any) {
 	c.fail("%s, ttl %v, pools of %d: %s", c.event, c.ttl, c.clients[0].Options().PoolSize, fmt.Sprintf(format, args...))
 }
 
-// many is how many a crowd is: fewer where each of them asks five nodes.
+// many draws the size of a crowd, smaller if each call goes to five nodes.
 func (c *crowd) many(least int) int { return least + c.random.IntN(2*least/len(c.nodes)+1) }
 
-// holds has a lock to write on each of some keys, by that mutex.
-func (c *crowd) holds(m *redismutex.RWMutex, prefix string, n int) (locks []*redismutex.Lock) {
+// lock acquires a write lock on each of n keys.
+func (c *crowd) lock(m *redismutex.RWMutex, prefix string, n int) (locks []*redismutex.Lock) {
 	for i := range n {
 		l, err := m.LockContext(context.Background(), redismutex.WithKey(fmt.Sprint(prefix, i)))
 		if err != nil {
-			c.wrong("holder: %v", err)
+			c.wrong("want the holder granted the lock, got %v", err)
 			continue
 		}
 		locks = append(locks, l)
@@ -129,9 +127,9 @@ func (c *crowd) holds(m *redismutex.RWMutex, prefix string, n int) (locks []*red
 	return locks
 }
 
-// comes has so many lock, on so many keys. Told is called with what comes of each. The function that is returned waits
-// until all have been told, and says how long that has taken.
-func (c *crowd) comes(many, keys int, told func(*redismutex.Lock, error)) (wait func(limit time.Duration) time.Duration) {
+// start makes many goroutines lock, on that many keys. Returned is called with what each call returns. The function that
+// start returns waits until all calls have returned, and returns how long that took.
+func (c *crowd) start(many, keys int, returned func(*redismutex.Lock, error)) (wait func(limit time.Duration) time.Duration) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var all sync.WaitGroup
 	var waiting atomic.Int64
@@ -144,7 +142,7 @@ func (c *crowd) comes(many, keys int, told func(*redismutex.Lock, error)) (wait 
 		all.Go(func() {
 			l, err := lock(ctx, redismutex.WithKey(fmt.Sprint(i%keys)))
 			if ctx.Err() == nil {
-				told(l, err)
+				returned(l, err)
 			} else if err == nil {
 				l.Unlock()
 			}
@@ -159,7 +157,7 @@ func (c *crowd) comes(many, keys int, told func(*redismutex.Lock, error)) (wait 
 		select {
 		case <-done:
 		case <-time.After(limit):
-			c.wrong("%d of %d have not been told after %v", waiting.Load(), many, limit)
+			c.wrong("want all %d calls to return within %v, %d have not", many, limit, waiting.Load())
 		}
 		cancel()
 		<-done
@@ -167,48 +165,47 @@ func (c *crowd) comes(many, keys int, told func(*redismutex.Lock, error)) (wait 
 	}
 }
 
-// served is what becomes of one who is to have the lock.
+// served checks that a call was granted the lock, and unlocks it.
 func (c *crowd) served(l *redismutex.Lock, err error) {
 	if err != nil {
-		c.wrong("%v", err)
+		c.wrong("want the lock, got %v", err)
 	} else if err := l.UnlockContext(context.Background()); err != nil {
-		c.wrong("unlock: %v", err)
+		c.wrong("want the lock unlocked, got %v", err)
 	}
 }
 
-// asksAtOnce has a crowd ask on a slow link. Nothing fails: nobody is told of an error, and no lock that is held
-// meanwhile is lost.
-func (c *crowd) asksAtOnce() bool {
-	locks := c.holds(c.mutex, "held", 10)
-	// A node time-out is a twentieth of a TTL, and a script that a node does not know yet costs two round trips.
-	// A node time-out is ttl/20: room for five round trips, of which go-redis takes up to three for a new connection.
+// locksAtOnce starts a crowd on a slow link. No call returns an error, and no lock that is held meanwhile is lost.
+func (c *crowd) locksAtOnce() bool {
+	locks := c.lock(c.mutex, "held", 10)
+	// The node time-out is ttl/20: room for five round trips, of which go-redis takes up to three for a new connection,
+	// and a script that a node does not know yet one more.
 	delay := c.ttl/400 + time.Duration(c.random.Int64N(int64(c.ttl/400)))
 	for _, l := range c.links {
 		l.SetDelay(delay)
 	}
 	many := c.many(60)
 	keys := []int{1, many}[c.random.IntN(2)]
-	took := c.comes(many, keys, c.served)(3 * soon)
+	took := c.start(many, keys, c.served)(3 * soon)
 	for _, l := range locks {
 		if l.Err() != nil {
-			c.wrong("%d on %d keys, %v away: a lock is lost: %v", many, keys, delay, context.Cause(l))
+			c.wrong("%d on %d keys, %v one way: want no lock lost, got %v", many, keys, delay, context.Cause(l))
 		} else if err := l.UnlockContext(context.Background()); err != nil {
-			c.wrong("%d on %d keys, %v away: unlock: %v", many, keys, delay, err)
+			c.wrong("%d on %d keys, %v one way: want the lock unlocked, got %v", many, keys, delay, err)
 		}
 	}
 	if c.lines.Load() > 0 {
-		c.wrong("%d on %d keys, %v away: logged: %v", many, keys, delay, c.line.Load())
+		c.wrong("%d on %d keys, %v one way: want nothing logged, got %v", many, keys, delay, c.line.Load())
 	}
 	return took > c.ttl/10
 }
 
-// outlivesARestart has the nodes away for longer than a TTL as a crowd waits, and come back empty, as far as the crowd
-// is concerned. All are served soon, without much ado.
+// outlivesARestart makes the nodes unreachable for longer than a TTL while a crowd waits, and deletes the crowd's keys. All
+// calls are granted the lock soon after, with few commands and few lines in the log.
 func (c *crowd) outlivesARestart() bool {
 	many := c.many(60)
 	keys := []int{1, 4}[c.random.IntN(2)]
-	locks := c.holds(c.mutex, "", keys)
-	wait := c.comes(many, keys, c.served)
+	locks := c.lock(c.mutex, "", keys)
+	wait := c.start(many, keys, c.served)
 	time.Sleep(c.ttl)
 	c.lines.Store(0)
 	for _, l := range c.links {
@@ -229,27 +226,27 @@ func (c *crowd) outlivesARestart() bool {
 	wait(soon)
 	for _, l := range locks {
 		if err := l.UnlockContext(context.Background()); !errors.Is(err, redismutex.ErrLockLost) {
-			c.wrong("unlock of a lock that Redis has forgotten: %v", err)
+			c.wrong("want ErrLockLost from the unlock of a lock that Redis has forgotten, got %v", err)
 		}
 	}
 	time.Sleep(2 * c.ttl)
 	if n, nodes := c.sent.Load(), len(c.nodes); n > int64(mostCommands*many*nodes) {
-		c.wrong("%d commands for %d waiters on %d keys, %d nodes", n, many, keys, nodes)
+		c.wrong("want %d commands per waiter and node at most, got %d for %d waiters on %d keys, %d nodes", mostCommands, n, many, keys, nodes)
 	}
 	if n := c.lines.Load(); n > mostLines*int64(len(c.nodes)) {
-		c.wrong("%d lines in the log for %d waiters; the last: %v", n, many, c.line.Load())
+		c.wrong("want %d lines in the log per node at most, got %d for %d waiters; the last: %v", mostLines, n, many, c.line.Load())
 	}
 	return found
 }
 
-// isOverwritten has other data come to stand in the place of a lock, on a majority of the nodes at the least. Who waits
-// is told within a TTL, the holder is told why, and the data stays as it is.
+// isOverwritten replaces a lock by foreign data, on a majority of the nodes at least. Each waiter gets ErrNotLock within a
+// TTL, the holder's cause names ErrNotLock, and the data is left alone.
 func (c *crowd) isOverwritten() bool {
 	const data = "data"
-	locks := c.holds(c.mutex, "", 1)
-	wait := c.comes(c.many(10), 1, func(l *redismutex.Lock, err error) {
+	locks := c.lock(c.mutex, "", 1)
+	wait := c.start(c.many(10), 1, func(l *redismutex.Lock, err error) {
 		if !errors.Is(err, redismutex.ErrNotLock) {
-			c.wrong("told %v", err)
+			c.wrong("want ErrNotLock for every waiter, got %v", err)
 		}
 		if err == nil {
 			l.Unlock()
@@ -267,30 +264,30 @@ func (c *crowd) isOverwritten() bool {
 	time.Sleep(3 * c.ttl) // all leases and tombstones have ended
 	for _, i := range nodes {
 		if got, err := c.nodes[i].mini.Get(key); got != data || c.nodes[i].mini.TTL(key) != 0 {
-			c.wrong("the data is now %q, %v, and goes in %v", got, err, c.nodes[i].mini.TTL(key))
+			c.wrong("want the data left alone, it is %q, %v, with a TTL of %v", got, err, c.nodes[i].mini.TTL(key))
 		}
 		c.nodes[i].mini.Del(key)
 	}
 	for _, l := range locks {
 		cause := context.Cause(l)
 		if !errors.Is(cause, redismutex.ErrLockLost) || !strings.Contains(fmt.Sprint(cause), redismutex.ErrNotLock.Error()) {
-			c.wrong("its holder is told %v", cause)
+			c.wrong("want the holder's cause to be ErrLockLost because of ErrNotLock, got %v", cause)
 		}
 		l.Unlock()
 	}
 	return true
 }
 
-// isClosed has the program close its client as a crowd waits. Each of them is told.
+// isClosed closes the client of a crowd that waits. Each waiter gets ErrRedis.
 func (c *crowd) isClosed() bool {
 	var others []redis.Scripter
 	for i, n := range c.era.nodes {
 		others = append(others, c.client(c.t, i, faultnet.New(n.link.Dial), func(*redis.Options) {}))
 	}
-	locks := c.holds(c.of(others), "", 1)
-	wait := c.comes(c.many(10), 1, func(l *redismutex.Lock, err error) {
+	locks := c.lock(c.mutexOn(others), "", 1)
+	wait := c.start(c.many(10), 1, func(l *redismutex.Lock, err error) {
 		if !errors.Is(err, redismutex.ErrRedis) || !errors.Is(err, redis.ErrClosed) {
-			c.wrong("told %v", err)
+			c.wrong("want ErrRedis because of redis.ErrClosed for every waiter, got %v", err)
 		}
 		if err == nil {
 			l.Unlock()
@@ -303,13 +300,13 @@ func (c *crowd) isClosed() bool {
 	wait(c.ttl)
 	for _, l := range locks {
 		if err := l.UnlockContext(context.Background()); err != nil {
-			c.wrong("unlock: %v", err)
+			c.wrong("want the lock of another client unlocked, got %v", err)
 		}
 	}
 	return true
 }
 
-// keysOf are all keys of the mutex of that name.
+// keysOf returns all keys of the mutex of that name.
 func (n *node) keysOf(name string) (keys []string) {
 	for _, key := range n.mini.Keys() {
 		if strings.HasPrefix(strings.TrimPrefix(key, "{"), name+":") {
@@ -319,15 +316,15 @@ func (n *node) keysOf(name string) (keys []string) {
 	return keys
 }
 
-// A pool is what the commands of a client go through: as many at a time as there are connections. The others wait here.
-// They do not wait in the pool of go-redis, for that has timers in common with all clients, of other bubbles too.
+// A pool limits the commands of a client that run at a time. The others wait here, not in the pool of go-redis, which
+// shares its timers with the clients of other bubbles.
 type pool struct {
 	turns   chan struct{}
 	timeout time.Duration
 	sent    *atomic.Int64 // commands
 }
 
-// limit has a client seem to have so many connections. There is more room than anybody takes in go-redis' own pool.
+// limit makes a client appear to have size connections. The pool of go-redis has more, so that no command waits there.
 func (c *crowd) limit(rc *redis.Client, size int) {
 	rc.AddHook(pool{make(chan struct{}, size), rc.Options().PoolTimeout, &c.sent})
 	rc.Options().PoolSize = size
@@ -339,7 +336,7 @@ func (p pool) DialHook(next redis.DialHook) redis.DialHook { return next }
 
 func (p pool) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, cmd redis.Cmder) error {
-		if !strings.HasPrefix(cmd.Name(), "eval") { // the greeting of a connection whose turn it is
+		if !strings.HasPrefix(cmd.Name(), "eval") { // a command of go-redis itself, for a new connection
 			return next(ctx, cmd)
 		}
 		select {
@@ -363,7 +360,7 @@ func (p pool) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// Pipelines have connections of their own.
+// ProcessPipelineHook lets pipelines pass, as if they had connections of their own.
 func (p pool) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, cmds []redis.Cmder) error {
 		p.sent.Add(int64(len(cmds)))
@@ -371,7 +368,7 @@ func (p pool) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessP
 	}
 }
 
-// logged is where a crowd logs.
+// logged is the log handler of a crowd.
 type logged struct{ c *crowd }
 
 func (l logged) Enabled(context.Context, slog.Level) bool { return true }

@@ -1,7 +1,5 @@
 package sim
 
-// This file has the eras: the nodes and processes of each, and its course.
-
 import (
 	"bytes"
 	"context"
@@ -25,24 +23,24 @@ import (
 	"github.com/redismutex/redismutex/internal/redistest"
 )
 
-// A mood is what may fail in an era, and so what is promised there.
+// A mood determines what may fail in an era, and therefore what is promised there.
 type mood string
 
 const (
-	calm  mood = "calm"  // nothing fails: it is first come, first served, and the lock is never idle
-	chaos mood = "chaos" // all but what the promises except: exclusion holds at every instant
-	tardy mood = "tardy" // acquires of one process arrive late; once it has given them up no others suffer
-	lossy mood = "lossy" // servers lose data, and nothing else fails: holders are told in time
+	calm  mood = "calm"  // nothing fails; first come, first served, and the lock is never idle
+	chaos mood = "chaos" // everything fails that the promises allow; exclusion holds at every instant
+	tardy mood = "tardy" // acquires of one process arrive late; once it has given them up, they affect no other process
+	lossy mood = "lossy" // servers lose data, and nothing else fails; holders learn of it in time
 )
 
 const (
 	activity = 4 * time.Minute
 	longest  = 20 * time.Second // TTL
 
-	// distance is how far the nodes are at the most, one way, while nothing fails.
+	// distance is the longest delay of a node, one way, while nothing fails.
 	distance = 2 * time.Millisecond
 
-	// mostBack is how far a clock is set back at the most, all steps of an era together.
+	// mostBack is how far a clock is set back at most, in all steps of an era together.
 	mostBack = 5 * time.Second
 )
 
@@ -51,7 +49,7 @@ var (
 	keys = []string{"a", "a", "b", "c"}
 )
 
-// An era is some minutes of a world of its own.
+// An era is some minutes of simulated time, with servers and processes of its own.
 type era struct {
 	*summary
 	number int
@@ -60,13 +58,13 @@ type era struct {
 	random *rand.Rand // of the one goroutine that runs the era
 	nodes  []*node
 
-	stopping chan struct{}  // closed when the workers are to come to an end
-	faults   sync.WaitGroup // those under way
-	healing  bool           // no more of them begin; guarded by mu
-	workers  sync.WaitGroup // those of living processes
+	stopping chan struct{}  // closed when the workers must stop
+	faults   sync.WaitGroup // the faults that last
+	healing  bool           // no more faults begin; guarded by mu
+	workers  sync.WaitGroup // the workers of live processes
 
 	mu        sync.Mutex
-	processes []*process // those that live
+	processes []*process // the live ones
 	names     int
 	clients   []*redis.Client // of all processes
 	recorder  *history.Recorder
@@ -77,7 +75,7 @@ type era struct {
 	wrong     []string
 }
 
-// A loss is a server that forgets what it knew: all of it, or whatever a step of its clock ends.
+// A loss is the loss of data on a server: all of it, or the leases that a step of its clock ends.
 type loss struct {
 	at      int64
 	emptied bool
@@ -99,17 +97,17 @@ func newEra(number, nodes int, sum *summary) *era {
 	return e
 }
 
-// draw makes the random numbers of one goroutine.
+// draw returns the random source of one goroutine.
 func (e *era) draw(who int) *rand.Rand {
 	return rand.New(rand.NewPCG(*seed, uint64(e.number)<<20+uint64(who)))
 }
 
-// fails says whether Redis may fail.
+// fails reports whether calls of Redis may fail.
 func (e *era) fails() bool { return e.mood == chaos || e.mood == tardy }
 
 func (e *era) clock() int64 { return int64(time.Since(e.start)) }
 
-// fail notes what is wrong. The first few are enough.
+// fail records a failure of the test; only the first few are kept.
 func (e *era) fail(format string, args ...any) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -118,13 +116,13 @@ func (e *era) fail(format string, args ...any) {
 	}
 }
 
-// run is the era, in a bubble.
+// run runs the era in a bubble.
 func (e *era) run(t *testing.T) {
-	// Every bubble begins in the year 2000, but the clock of the ranks is that of this test's process: it would stand
-	// still in all eras but the first.
+	// Every bubble begins in the year 2000, but the clock of the ranks belongs to this process: without this sleep it
+	// would stand still in all eras but the first.
 	time.Sleep(time.Duration(e.number) * eraLength)
 	e.start = time.Now()
-	e.stopping = make(chan struct{}) // in the bubble, so that a wait for it lets time pass
+	e.stopping = make(chan struct{}) // made in the bubble, so that time passes while goroutines wait for it
 	e.recorder = history.New(e.clock, nil)
 	for i := range e.nodes {
 		e.nodes[i] = newNode(t, e.random, e.mood == tardy && len(e.nodes) == 1)
@@ -144,7 +142,7 @@ func (e *era) run(t *testing.T) {
 	e.mu.Unlock()
 	e.faults.Wait()
 	if e.mood == chaos && e.random.IntN(2) == 0 {
-		e.kill(nil) // whoever waits for it now has only its own renewals to be woken by
+		e.kill(nil) // waiters of other processes now rely on their own renewals
 	}
 	close(e.stopping)
 	e.served()
@@ -156,7 +154,7 @@ func (e *era) run(t *testing.T) {
 	e.summary.mu.Unlock()
 }
 
-// served sees to it that everybody who waits gets it soon, now that nothing fails any more.
+// served checks that every waiter is granted the lock soon after the last fault has ended.
 func (e *era) served() {
 	done := make(chan struct{})
 	go func() { e.workers.Wait(); close(done) }()
@@ -174,24 +172,24 @@ func (e *era) served() {
 	}
 	e.mu.Unlock()
 	for _, a := range waiting {
-		e.fail("nothing fails any more, and one still waits, or works: %v, asked at %v", a, time.Duration(a.asked))
+		e.fail("want every attempt ended soon after the last fault, %v, asked at %v, has not", a, time.Duration(a.asked))
 	}
 	for _, p := range e.processes {
 		p.cancel()
 	}
 }
 
-// empty sees to it that nothing is left when the longest lease, and the longest tombstone, has run out.
+// empty checks that nothing is left when the longest lease and the longest tombstone have ended.
 func (e *era) empty() {
 	time.Sleep(3*longest + mostBack)
 	for i, n := range e.nodes {
 		if left := n.keys(); len(left) > 0 {
-			e.fail("node %d: %q is left", i+1, left)
+			e.fail("want nothing left on node %d but token counters, got %q", i+1, left)
 		}
 	}
 }
 
-// end has everything in the background come to its end: synctest fails if it does not.
+// end ends everything in the background: synctest fails if something goes on.
 func (e *era) end() {
 	for _, p := range e.processes {
 		p.cancel()
@@ -210,15 +208,15 @@ func (e *era) end() {
 // A node is a server.
 type node struct {
 	mini     *miniredis.Miniredis
-	link     *faultnet.Link // the way of all processes
+	link     *faultnet.Link // between the server and all processes
 	messages *miniredis.Subscriber
 	mu       sync.Mutex
-	ahead    time.Duration // of its clock
+	ahead    time.Duration // how far its clock is ahead
 	back     time.Duration // how far it was set back
 	looks    []look
 }
 
-// A look is who holds what at a server, right before a script runs there: that changes by scripts, and by time.
+// A look is the set of leases on a server right before it runs a script. Only scripts and the passing of time change it.
 type look struct {
 	at    time.Time
 	holds []lease
@@ -234,9 +232,9 @@ func newNode(t *testing.T, random *rand.Rand, observed bool) *node {
 	m, rc := redistest.Mini(t)
 	n := &node{mini: m, link: faultnet.New(redistest.MiniDial(m)), messages: m.NewSubscriber()}
 	n.ahead = time.Duration(random.Int64N(int64(time.Hour)))
-	rc.Ping(t.Context()) // there is no server before the first connection
+	rc.Ping(t.Context()) // the server exists from the first connection on
 	m.Server().SetPreHook(func(_ *server.Peer, command string, args ...string) bool {
-		if command == "EVALSHA" || command == "EVAL" { // of a script's own commands it would wait for itself
+		if command == "EVALSHA" || command == "EVAL" { // a look at the commands within a script would deadlock
 			n.tick()
 			if observed && !strings.HasPrefix(args[2], crowdPrefix) {
 				n.look()
@@ -269,7 +267,7 @@ func (n *node) look() {
 	n.looks = append(n.looks, l)
 }
 
-// tick sets the clock: it goes as time does, so much ahead.
+// tick sets the server's clock to the time of the bubble and the time by which it is ahead.
 func (n *node) tick() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -284,7 +282,7 @@ func (n *node) step(by time.Duration) {
 	n.tick()
 }
 
-// keys are those there, but the fencing counters.
+// keys returns the keys on the server except token counters.
 func (n *node) keys() (keys []string) {
 	n.tick()
 	for _, k := range n.mini.Keys() {
@@ -295,7 +293,7 @@ func (n *node) keys() (keys []string) {
 	return keys
 }
 
-// lease is how long the lock of that id is held at the server.
+// lease returns the remaining lease of an id that holds a lock on the server.
 func (n *node) lease(key, id string) time.Duration {
 	n.tick()
 	if n.mini.Type(key) == "string" {
@@ -317,15 +315,15 @@ func (n *node) lease(key, id string) time.Duration {
 type process struct {
 	*era
 	name   string
-	ctx    context.Context // ends with it
+	ctx    context.Context // ends with the process
 	cancel context.CancelFunc
 	nodes  []redis.Scripter
 	links  []*faultnet.Link
 
-	alive sync.Mutex // guards what follows, and what is recorded: a dead process says nothing
+	alive sync.Mutex // guards the fields below, and recording: a dead process records nothing
 	dead  bool
 	held  map[*attempt]*redismutex.Lock
-	ids   string // how its ids on one node begin; "" until it has had a lock
+	ids   string // the prefix of its ids on one node; "" until it has had a lock
 }
 
 // spawn starts a process.
@@ -355,12 +353,12 @@ func (e *era) spawn(t *testing.T) {
 	}
 }
 
-// client makes a client of a node on that link.
+// client returns a client of node i that uses that link.
 func (e *era) client(t *testing.T, i int, link *faultnet.Link, mutate func(*redis.Options)) *redis.Client {
 	rc := redistest.MiniClient(t, e.nodes[i].mini, func(o *redis.Options) {
 		o.Addr = fmt.Sprintf("10.0.0.%d:6379", i+1)
-		// Into a hole a dial fails at once, and a greeting takes no time. go-redis does both under a mutex that the end
-		// of a subscription waits for, and in a bubble no time passes while anybody waits for a mutex.
+		// A dial into a hole fails at once, and the handshake of a connection takes no time. go-redis does both under a
+		// mutex that closing a subscription waits for, and in a bubble no time passes while a goroutine waits for a mutex.
 		o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			ctx, cancel := context.WithTimeout(ctx, 0)
 			defer cancel()
@@ -379,7 +377,7 @@ func (e *era) client(t *testing.T, i int, link *faultnet.Link, mutate func(*redi
 	return rc
 }
 
-// A prompt connection answers HELLO by itself: such a command is not known.
+// A prompt connection answers HELLO itself, as an unknown command.
 type prompt struct {
 	socket
 	answer []byte
@@ -418,7 +416,7 @@ func (p *process) mutex(ttl time.Duration, order redismutex.MutexOption) *redism
 	return redismutex.NewRedlock(p.nodes, "sim", opts...)
 }
 
-// owns says whether an id is one of p's.
+// owns reports whether an id belongs to p.
 func (p *process) owns(id string) bool { return p.ids != "" && strings.HasPrefix(id, p.ids) }
 
 // lives calls f, which records something, unless p is dead.
@@ -431,8 +429,8 @@ func (p *process) lives(f func()) bool {
 	return !p.dead
 }
 
-// kill ends a process as a power cut does. What it holds it holds until its trust would have ended: nobody has seen
-// another end. A new one takes its place, unless t is nil.
+// kill ends a process as a power failure does. Its locks count as held until the trust in them would have ended, since no
+// end was observed. Unless t is nil, a new process takes its place.
 func (e *era) kill(t *testing.T) {
 	e.mu.Lock()
 	i := e.random.IntN(len(e.processes))
@@ -460,15 +458,15 @@ func (e *era) kill(t *testing.T) {
 	}
 }
 
-// heal makes a link of p as it was, if p lives.
+// heal restores a link of p if p is alive.
 func (p *process) heal(l *faultnet.Link) {
 	if p.lives(func() { l.Hole(false, false) }) {
 		l.Refuse(false)
-		l.Cut() // a connection that has lost something is mute for good
+		l.Cut() // a connection that has lost bytes stays silent
 	}
 }
 
-// sentinel says whether err is one that the documentation names for a call that locks.
+// sentinel reports whether err is an error that the documentation names for a call that locks.
 func sentinel(err error, ctx context.Context) bool {
 	return errors.Is(err, redismutex.ErrRedis) || errors.Is(err, redismutex.ErrLock) || ctx.Err() != nil && errors.Is(err, ctx.Err())
 }

@@ -1,7 +1,5 @@
 package sim
 
-// This file injects faults, and counts those that had an effect.
-
 import (
 	"math/rand/v2"
 	"strings"
@@ -11,23 +9,24 @@ import (
 	"github.com/redismutex/redismutex/internal/faultnet"
 )
 
-// A linkFault is what happens to the way from one process to one node. It lasts for about as long as it is told.
+// A linkFault is a fault of the link between one process and one node. Strike applies it for about as long as lasts.
 type linkFault struct {
 	name   string
 	strike func(p *process, l *faultnet.Link, lasts time.Duration)
 	effect func(faultnet.Effects) int
 }
 
-// tardyFaults make requests late that enter. Whoever gives up meanwhile leaves, and they come to nothing.
+// tardyFaults delay acquires. If the caller gives up meanwhile, the release leaves a tombstone, and the acquire is refused
+// when it arrives.
 var tardyFaults = []linkFault{
-	{"enter late", during((*faultnet.Link).HoldRequest, "join:"), heldRequests},
+	{"acquire late", during((*faultnet.Link).HoldRequest, "join:"), heldRequests},
 	{"try late", during((*faultnet.Link).HoldRequest, "try:"), heldRequests},
 }
 
-// late is the process that has them in a tardy era.
+// late is the process that tardyFaults affect in a tardy era.
 const late = "p1"
 
-// tardyTTL is that of all that it locks: a tombstone stays for two of them, and no request may be later.
+// tardyTTL is the TTL of all its locks: a tombstone lasts for two TTLs, and no request may be later than that.
 const tardyTTL = 5 * time.Second
 
 var linkFaults = []linkFault{
@@ -73,7 +72,7 @@ var linkFaults = []linkFault{
 	}, func(e faultnet.Effects) int { return e.Refused }},
 }
 
-// message is what a subscriber is sent, and nobody else.
+// message occurs only in what the server sends to subscribers.
 const message = "message\r\n"
 
 func heldRequests(e faultnet.Effects) int { return e.HeldRequests }
@@ -108,7 +107,7 @@ const (
 	slow      = "link slow"
 	twice     = "message twice"
 	killed    = "process killed"
-	cancelled = "cancelled as another unlocked"
+	cancelled = "canceled as another unlocked"
 	family    = "lock lost, others nested in it"
 )
 
@@ -121,15 +120,15 @@ func everyFault() []string {
 	return names
 }
 
-// ambush has something fail at a moment that the worker has chosen.
+// ambush starts a fault, with those odds, at a moment that the worker has chosen.
 func (w *worker) ambush(odds float64, ttl time.Duration) {
 	if w.chance(odds) {
 		w.process.ambush(w.random, ttl)
 	}
 }
 
-// ambush has something fail on the way to a node, or to some, for a time that a lease of that TTL should not outlive,
-// or should.
+// ambush starts a fault of the links to one node or several. It lasts for a fraction or a small multiple of that TTL, so
+// that a lease may outlive it or not.
 func (p *process) ambush(random *rand.Rand, ttl time.Duration) {
 	select {
 	case <-p.stopping:
@@ -165,8 +164,8 @@ func (p *process) strike(f linkFault, l *faultnet.Link, lasts time.Duration) {
 	})
 }
 
-// havoc has nodes and processes fail, as the era's mood is, until its time is up. Nothing begins in the last quarter
-// of it that would not have ended by then.
+// havoc starts faults of nodes and processes, according to the mood of the era. The last quarter of its time remains for
+// them to end.
 func (e *era) havoc(t *testing.T) {
 	if e.mood == chaos {
 		for _, n := range e.nodes {
@@ -188,7 +187,7 @@ func (e *era) havoc(t *testing.T) {
 			e.freeze(away, n, time.Duration(e.random.Int64N(int64(longest))), nil)
 		case 2:
 			if len(e.nodes) > 1 {
-				// Whoever held it by this node does not trust in it any more when it is back.
+				// No process trusts a lease on this node any more when it is back.
 				e.freeze(emptied, n, longest+time.Second, func() { e.empties(n, emptied) })
 				time.Sleep(longest + time.Second)
 			}
@@ -212,10 +211,10 @@ func (e *era) havoc(t *testing.T) {
 	}
 }
 
-// left is how long something may still fail.
+// left returns for how long faults may still begin.
 func (e *era) left() time.Duration { return activity*3/4 - time.Since(e.start) }
 
-// freeze cuts a node off from everybody, and does something to it meanwhile.
+// freeze cuts a node off from all processes, and calls meanwhile unless it is nil.
 func (e *era) freeze(name string, n *node, lasts time.Duration, meanwhile func()) {
 	e.injected(name)
 	e.faults.Go(func() {
@@ -233,13 +232,14 @@ func (e *era) freeze(name string, n *node, lasts time.Duration, meanwhile func()
 	})
 }
 
+// empties deletes all data of a node.
 func (e *era) empties(n *node, name string) {
 	e.took(name, len(n.keys()) > 0)
 	n.mini.FlushAll()
 }
 
-// lose has a node forget what it knew, or some of it. All else is well, so that whoever is affected learns it with its
-// next renewal.
+// lose makes a node lose all its data or some leases. Nothing else fails meanwhile, so holders and waiters learn of it at
+// their next renewal.
 func (e *era) lose(n *node) {
 	time.Sleep(time.Duration(e.random.Int64N(int64(time.Second)))) // not at the instant of anything else
 	l := loss{e.clock(), e.random.IntN(2) == 0}
@@ -255,7 +255,7 @@ func (e *era) lose(n *node) {
 	e.took(setAhead, len(n.keys()) < before)
 }
 
-// repeat has some messages of a node published again, later.
+// repeat publishes some messages of a node again, later.
 func (e *era) repeat(n *node, random *rand.Rand) {
 	n.messages.Psubscribe("redismutex:*")
 	go func() {

@@ -1,7 +1,5 @@
 package sim
 
-// This file runs the simulation, reports what it met, and replays a failure by its seed.
-
 import (
 	"context"
 	"flag"
@@ -22,12 +20,12 @@ import (
 )
 
 var (
-	seed  = flag.Uint64("sim.seed", 1, "what the eras are drawn from")
+	seed  = flag.Uint64("sim.seed", 1, "seed of the eras")
 	hours = flag.Float64("sim.hours", 0, "how many hours to simulate; 0: 3, with -short or the race detector 1")
 	only  = flag.Int("sim.era", -1, "simulate only the era of this number")
 )
 
-// eraLength is how long an era is. All that is under way, and all leases, end within it.
+// eraLength is the length of an era. All calls and all leases end within it.
 const eraLength = 6 * time.Minute
 
 func TestMain(m *testing.M) {
@@ -41,8 +39,8 @@ type silence struct{}
 
 func (silence) Printf(context.Context, string, ...any) {}
 
-// TestSimulation takes two eras at a time, one that is on one node and one that is on five: these take as long as five
-// of the others, so there are fewer.
+// TestSimulation runs two eras at a time, one on one node and one on five. An era on five nodes takes as long as five
+// others, so there are fewer of them.
 func TestSimulation(t *testing.T) {
 	redistest.MiniLocks(t)
 	if *hours == 0 {
@@ -71,10 +69,10 @@ func TestSimulation(t *testing.T) {
 		}
 	})
 	t.Logf("seed %d: %v in %v", *seed, sum, time.Since(start).Round(time.Millisecond))
-	// Half an hour is too short for each fault to meet what it is to break.
+	// Half an hour is too short for every fault to have an effect.
 	if !t.Failed() && *only < 0 && *hours >= 3 {
 		for _, name := range sum.idle() {
-			t.Errorf("%q never took effect: a defect of the simulation", name)
+			t.Errorf("want every fault to take effect, %q never did: the simulation is defective", name)
 		}
 	}
 }
@@ -94,11 +92,11 @@ func simulate(t *testing.T, number, nodes int, sum *summary) {
 			panic(p)
 		}
 	}()
-	// In a deadlock time stands still in the bubble, as it does when a waiter asks without end. An era takes seconds at
-	// the most.
+	// Time stands still in the bubble in a deadlock, or if a waiter sends requests without end. An era takes seconds at
+	// most.
 	defer time.AfterFunc(time.Minute, func() {
 		debug.SetTraceback("all")
-		panic(fmt.Sprintf("era %d hangs; %s", number, replay))
+		panic(fmt.Sprintf("want era %d to end within seconds, it hangs; %s", number, replay))
 	}).Stop()
 	e := newEra(number, nodes, sum)
 	began := time.Now()
@@ -114,7 +112,7 @@ func simulate(t *testing.T, number, nodes int, sum *summary) {
 	}
 }
 
-// A summary is what all eras come to.
+// A summary sums up all eras.
 type summary struct {
 	mu                                  sync.Mutex
 	time                                time.Duration
@@ -122,7 +120,7 @@ type summary struct {
 	effects                             map[string]*effect
 }
 
-// An effect is how often a fault was injected, and how often that met something.
+// An effect is how often a fault was injected, and how often it had an effect.
 type effect struct{ injected, took int }
 
 func (s *summary) injected(name string) {
@@ -147,7 +145,7 @@ func (s *summary) count(name string, more effect) {
 	e.took += more.took
 }
 
-// idle are the faults that came to nothing.
+// idle returns the faults that never had an effect.
 func (s *summary) idle() (names []string) {
 	for _, name := range everyFault() {
 		if e := s.effects[name]; e == nil || e.took == 0 {

@@ -1,7 +1,5 @@
 package sim
 
-// This file checks what was promised in an era.
-
 import (
 	"cmp"
 	"errors"
@@ -12,23 +10,24 @@ import (
 )
 
 const (
-	// queueing is how long a request can take to reach the queue, while nothing fails: a few ways to the server and
-	// back, as connections are opened, the scripts are loaded, and the mailbox is subscribed.
+	// queueing is how long a request can take to reach the queue while nothing fails: a few round trips, to open
+	// connections, load the scripts and subscribe to the mailbox.
 	queueing = 100 * time.Millisecond
 
-	// renewal is how much longer than half a TTL it can take until a holder learns that a server has lost its data.
+	// renewal is the time, in addition to half a TTL, within which a holder learns that a server has lost its data.
 	renewal = 2*distance + 100*time.Millisecond
 
-	// doubt is how long after its last sign of life an attempt may still hold something: the longest delay of a
-	// request, and the lease that it is given then.
+	// doubt is how long after its last event an attempt may still hold a lock: the longest delay of a request, and the
+	// lease that it is then given.
 	doubt = 3*longest + mostBack
 )
 
-// verdict is what was wrong. It is asked for outside of the bubble, for there Linearizable would have no limit.
+// verdict checks the history and returns what is wrong. It must be called outside of the bubble, in which Linearizable has
+// no limit.
 func (e *era) verdict() []string {
 	ops := e.recorder.Ops()
 	e.sum(ops)
-	e.told(ops)
+	e.informed(ops)
 	for i := range ops {
 		if o := &ops[i]; o.Freed == 0 {
 			o.Freed = max(o.Asked, o.Got, o.Unlocking, o.Ended, o.Until) + int64(doubt)
@@ -74,19 +73,19 @@ func (e *era) sum(ops []history.Op) {
 	}
 }
 
-// told looks whether each lock that was lost had a reason to be, and was told so in time. What it claims to have held
-// since the server lost its data is left out: it could not know.
-func (e *era) told(ops []history.Op) {
+// informed checks that each lost lock was lost for a reason, and that its holder learned of it in time. It removes the time
+// after the loss from the operation, since the holder could not know of the loss.
+func (e *era) informed(ops []history.Op) {
 	if e.mood != calm && e.mood != lossy {
 		return
 	}
 	for i := range ops {
 		o, a := &ops[i], e.attempts[i]
-		_, end, ok := o.Hold()
+		_, end, ok := o.Held()
 		if !ok {
 			continue
 		}
-		explained := a.orphan // its context had ended with its parent: when it was lost nobody saw
+		explained := a.orphan // its context had ended with its parent, so the loss was not observed
 		for _, loss := range e.losses {
 			if a.asked > loss.at || end < loss.at {
 				continue
@@ -95,7 +94,7 @@ func (e *era) told(ops []history.Op) {
 			explained = explained || inTime
 			switch certain := len(e.nodes) == 1 && loss.emptied && a.got < loss.at; {
 			case certain && (a.confirmed || !inTime):
-				e.check(fmt.Errorf("not told in time that the server lost it at %v:\n\t%v", time.Duration(loss.at), o))
+				e.check(fmt.Errorf("want the holder to learn in time that the server lost the lock at %v, it did not:\n\t%v", time.Duration(loss.at), o))
 			case a.confirmed:
 			case o.Got > loss.at:
 				o.Got = 0 // it may have been granted before
@@ -104,12 +103,12 @@ func (e *era) told(ops []history.Op) {
 			}
 		}
 		if a.lost && !explained {
-			e.check(fmt.Errorf("lost for no reason, or told too late:\n\t%v", o))
+			e.check(fmt.Errorf("want a lock lost only for a reason, and the holder to learn of it in time:\n\t%v", o))
 		}
 	}
 }
 
-// idle reports somebody who waited while nobody held the lock, through no fault of its own.
+// idle reports a waiter that waited while the lock was free, unless its own process was the reason.
 func (e *era) idle(ops []history.Op) error {
 	for i := range ops {
 		o := &ops[i]
@@ -119,22 +118,21 @@ func (e *era) idle(ops []history.Op) error {
 		free := o.Asked
 		for j := range ops {
 			p := &ops[j]
-			if _, to, ok := p.Hold(); ok && p.Key == o.Key && p.Got < o.Got && i != j {
-				free = max(free, to, p.Unlocking) // it is held until then, also when its parent context has ended
+			if _, to, ok := p.Held(); ok && p.Key == o.Key && p.Got < o.Got && i != j {
+				free = max(free, to, p.Unlocking) // the server holds it until then, even if its parent context has ended
 			}
 		}
 		free = max(free, e.unaware(ops, o))
 		if waited := time.Duration(o.Got - free); waited > queueing {
-			return fmt.Errorf("nobody held it for %v, and one waited:\n\t%v", waited, o)
+			return fmt.Errorf("want a free lock granted within %v, it was free for %v while one waited:\n\t%v", queueing, waited, o)
 		}
 	}
 	return nil
 }
 
-// unaware is until when, before o got its lock, the server had granted that to a request of the late process that still
-// waited for an answer; 0 if it had not. A copy of its acquire had come late, and the connection on which it was answered
-// was closed by then: the process wants the lock, and cannot know that it has it, until another copy is answered. For an
-// acquire that was given up there is no such excuse.
+// unaware returns until when the late process held the lock, before o was granted it, without knowing that; 0 if it did
+// not. A copy of an acquire may arrive after its connection was closed, so that the reply is lost. The process cannot know
+// that it holds the lock until another copy is answered. This does not excuse an acquire that was given up.
 func (e *era) unaware(ops []history.Op, o *history.Op) (until int64) {
 	if e.mood != tardy {
 		return 0
@@ -151,7 +149,7 @@ func (e *era) unaware(ops []history.Op, o *history.Op) (until int64) {
 			}
 			end := at
 			if i+1 < len(looks) && l.until.Before(looks[i+1].at) {
-				end = int64(l.until.Sub(e.start)) // no script has ended it
+				end = int64(l.until.Sub(e.start)) // the lease ended before the next script ran
 			}
 			for j, a := range e.attempts {
 				if a.by.name != late || a.key != l.key || a.write != l.write || !a.by.owns(l.id) {

@@ -1,7 +1,5 @@
 package sim
 
-// This file has the workers: what the processes do with locks, and what each of them checks at once.
-
 import (
 	"context"
 	"errors"
@@ -19,16 +17,16 @@ type worker struct {
 	*process
 	name   string
 	random *rand.Rand
-	has    []*redismutex.Lock // what it holds at the moment, nested ones too
+	has    []*redismutex.Lock // the locks that it holds, including nested ones
 }
 
-// orders are those besides first come, first served, and who goes first in them.
+// orders are the orders besides first come, first served, and whether writers come first in them.
 var orders = []struct {
 	option func() redismutex.MutexOption
 	write  bool
 }{{redismutex.WithLockIntent, true}, {redismutex.WithReaderPriority, false}}
 
-// An attempt is one call that locks, and what came of it.
+// An attempt is one call that locks, and its outcome.
 type attempt struct {
 	by    *process
 	key   string
@@ -36,16 +34,16 @@ type attempt struct {
 	write bool
 	try   bool
 	order redismutex.MutexOption
-	class string // the line that it waits in
+	class string // the queue in which it waits
 	owner string
 
 	span      *history.Span
 	asked     int64
 	got       int64
-	foiled    bool // cancelled as somebody else unlocked
-	confirmed bool // its unlock was: it was held to the end
-	lost      bool // it was not
-	orphan    bool // its context had ended with its parent by then
+	foiled    bool // canceled as another lock was unlocked
+	confirmed bool // its unlock was confirmed: it was held to the end
+	lost      bool // its unlock returned ErrLockLost
+	orphan    bool // its context had ended with its parent before the unlock
 	over      bool
 }
 
@@ -59,7 +57,7 @@ func (w *worker) run() {
 	}
 }
 
-// pause waits, and says whether to go on.
+// pause waits, and reports whether to go on.
 func (w *worker) pause(d time.Duration) bool {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
@@ -74,12 +72,12 @@ func (w *worker) pause(d time.Duration) bool {
 
 func (w *worker) chance(p float64) bool { return w.random.Float64() < p }
 
-// exp is a random time of that mean, within reason.
+// exp returns an exponentially distributed time with that mean, limited to four times the mean.
 func (w *worker) exp(mean time.Duration) time.Duration {
 	return min(time.Duration(w.random.ExpFloat64()*float64(mean)), 4*mean)
 }
 
-// begin draws what to ask for, and records that it is asked for.
+// begin draws an attempt and records its beginning.
 func (w *worker) begin(cancel context.CancelFunc) *attempt {
 	a := &attempt{
 		by:    w.process,
@@ -111,7 +109,7 @@ func (w *worker) begin(cancel context.CancelFunc) *attempt {
 func (e *era) record(a *attempt) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if a.asked == 0 { // but where it is a downgrade
+	if a.asked == 0 { // not a downgrade
 		a.asked = e.clock()
 	}
 	op := history.Op{Client: a.by.name + ", ttl " + a.ttl.String(), Key: a.key, Kind: history.Read, Try: a.try, Class: a.class}
@@ -138,7 +136,7 @@ func (w *worker) attempt() {
 	}
 	w.ambush(0.2, a.ttl)
 	if w.chance(0.3) {
-		// While it waits: shortly before its lease would be kept.
+		// While it waits, shortly before its lease is renewed.
 		defer time.AfterFunc(a.ttl/2-w.exp(a.ttl/8), func() { w.process.ambush(w.draw(int(a.asked)), a.ttl) }).Stop()
 	}
 	l, err := a.lock(w.mutex(a.ttl, a.order), ctx)
@@ -157,7 +155,7 @@ func (w *worker) attempt() {
 	}
 }
 
-// lock asks by one of the eight calls.
+// lock makes one of the four calls, with an owner or without.
 func (a *attempt) lock(m *redismutex.RWMutex, ctx context.Context) (*redismutex.Lock, error) {
 	opts := []redismutex.LockOption{redismutex.WithKey(a.key)}
 	if a.owner != "" {
@@ -176,15 +174,15 @@ func b2i(b bool) int {
 	return 0
 }
 
-// refused takes an error of a call that locks.
+// refused records and checks the error of a call that locks.
 func (w *worker) refused(a *attempt, ctx context.Context, err error) {
 	w.lives(func() {
 		held := errors.Is(err, redismutex.ErrLock)
 		switch {
 		case !sentinel(err, ctx), held && !a.try, !w.fails() && errors.Is(err, redismutex.ErrRedis):
-			w.fail("%v: %v", a, err)
+			w.fail("%v: want the lock or an error that this era explains, got %v", a, err)
 		}
-		// A try that took longer may have been sent again, and what was sent first may come still.
+		// A try that took longer may have been sent twice, and the first copy may still arrive.
 		if held && len(w.nodes) == 1 && w.clock()-a.asked < int64(8*time.Millisecond) {
 			a.span.Refused()
 		} else {
@@ -192,11 +190,11 @@ func (w *worker) refused(a *attempt, ctx context.Context, err error) {
 		}
 	})
 	if w.chance(0.3) {
-		w.ambush(1, a.ttl) // what it has left behind leaves in the background
+		w.ambush(1, a.ttl) // while the request is released in the background
 	}
 }
 
-// hold works under a lock, and unlocks.
+// hold works while the lock is held, and unlocks it.
 func (w *worker) hold(a *attempt, l *redismutex.Lock, cancel context.CancelFunc) {
 	if !w.lives(func() {
 		a.got = w.clock()
@@ -206,22 +204,22 @@ func (w *worker) hold(a *attempt, l *redismutex.Lock, cancel context.CancelFunc)
 	}) {
 		return
 	}
-	defer func() { // of the last that a is, after a downgrade
+	defer func() { // after a downgrade, a is another attempt
 		w.lives(func() { delete(w.held, a) })
 		w.done(a)
 	}()
-	span := a.span // a becomes another one with a downgrade
+	span := a.span // a downgrade changes a
 	seen := context.AfterFunc(l, func() { w.lives(span.Ended) })
 	defer seen()
 	if (l.Token() != 0) != a.write || l.Key() != "sim:"+a.key {
-		w.fail("%v: key %q, token %d", a, l.Key(), l.Token())
+		w.fail("%v: want its key, and a token only for a writer, got %q and %d", a, l.Key(), l.Token())
 	}
 	if own, ok := redismutex.FromContext(l); !ok || own != l {
-		w.fail("%v: FromContext does not find it", a)
+		w.fail("%v: want FromContext to return the lock itself, it does not", a)
 	}
 
 	if left := time.Until(l.Until()); left < a.ttl/4 {
-		w.fail("%v: returned when it could be trusted for no more than %v", a, left)
+		w.fail("%v: want the new lock trusted for a quarter of its TTL at least, it is for %v", a, left)
 	}
 
 	outermost := len(w.has) == 0
@@ -231,7 +229,7 @@ func (w *worker) hold(a *attempt, l *redismutex.Lock, cancel context.CancelFunc)
 		w.another(a, l)
 	}
 
-	write := a.write // it is still one to write
+	write := a.write // false after a downgrade
 	for range w.random.IntN(3) + 1 {
 		w.agrees(a, l)
 		w.stores(a, l, write)
@@ -241,12 +239,12 @@ func (w *worker) hold(a *attempt, l *redismutex.Lock, cancel context.CancelFunc)
 		unlock := func() {}
 		if w.chance(0.2) {
 			unlock = w.family(a, l, write)
-			w.ambush(0.5, 4*a.ttl) // for long enough that it is lost
+			w.ambush(0.5, 4*a.ttl) // long enough to lose the lock
 		}
 		w.ambush(0.1, a.ttl)
 		work := w.exp(20 * time.Millisecond)
 		switch n := w.random.IntN(10); {
-		case n < 4: // to about the time at which it is kept, or its lease ends
+		case n < 4: // until about its renewal, or the end of its lease
 			work = min(a.ttl/2*time.Duration(w.random.IntN(3)+1)+w.exp(20*time.Millisecond)-20*time.Millisecond, 6*time.Second)
 		case n < 7:
 			work = min(w.exp(a.ttl), 6*time.Second)
@@ -267,20 +265,20 @@ func (w *worker) hold(a *attempt, l *redismutex.Lock, cancel context.CancelFunc)
 			a, write = w.downgrade(a, l), false
 		}
 		if w.chance(0.03) {
-			cancel() // the parent: the lock is kept nevertheless until it is unlocked
+			cancel() // the parent context: the lock is renewed all the same until it is unlocked
 		}
 	}
 	w.agrees(a, l)
 	w.ambush(0.2, a.ttl)
 	if w.chance(0.2) && w.pause(w.exp(a.ttl/2)) {
-		w.stores(a, l, write) // maybe too late
+		w.stores(a, l, write) // which may be too late
 	}
 	w.unlock(a, l)
 }
 
 func (w *worker) until(l *redismutex.Lock) int64 { return int64(l.Until().Sub(w.start)) }
 
-// unlock ends the hold, and may have one who waits for it give up as its turn comes.
+// unlock unlocks, and sometimes cancels a waiter at about the time of its grant.
 func (w *worker) unlock(a *attempt, l *redismutex.Lock) {
 	ctx := context.Background()
 	if w.chance(0.2) {
@@ -307,18 +305,18 @@ func (w *worker) unlock(a *attempt, l *redismutex.Lock) {
 		case errors.Is(err, redismutex.ErrRedis) && w.fails():
 		case ctx.Err() != nil && errors.Is(err, ctx.Err()):
 		default:
-			w.fail("%v: %v", a, err)
+			w.fail("%v: want it unlocked, or an error that this era explains, got %v", a, err)
 		}
 		if err := l.UnlockContext(ctx); !errors.Is(err, redismutex.ErrUnlocked) && !errors.Is(err, redismutex.ErrLockLost) {
-			w.fail("%v: a second unlock: %v", a, err)
+			w.fail("%v: want ErrUnlocked or ErrLockLost from a second unlock, got %v", a, err)
 		}
 		if l.Err() == nil {
-			w.fail("%v: unlocked, and its context is not done", a)
+			w.fail("%v: want its context done after the unlock, it is not", a)
 		}
 	})
 }
 
-// foil cancels somebody who waits for a key.
+// foil cancels the waiter for a key that asked first.
 func (e *era) foil(key string) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -334,7 +332,8 @@ func (e *era) foil(key string) {
 	}
 }
 
-// downgrade makes the lock one to read: from the call on another operation, which begins to hold as the first ends.
+// downgrade turns a write lock into a read lock, which is another operation in the history. It is held from the call on,
+// when the first one ends.
 func (w *worker) downgrade(a *attempt, l *redismutex.Lock) *attempt {
 	read := *a
 	read.write, read.try, read.class = false, true, "" // it did not wait
@@ -360,13 +359,13 @@ func (w *worker) downgrade(a *attempt, l *redismutex.Lock) *attempt {
 			a.span.Freed()
 		case l.Err() != nil, w.fails() && errors.Is(err, redismutex.ErrRedis):
 		default:
-			w.fail("%v: downgrade: %v", a, err)
+			w.fail("%v: want it downgraded, or an error that this era explains, got %v", a, err)
 		}
 	})
 	return &read
 }
 
-// nest locks again within the lock.
+// nest locks the same key again within the lock.
 func (w *worker) nest(a *attempt, l *redismutex.Lock, write bool) {
 	inner := attempt{key: a.key, write: w.chance(0.5), try: w.chance(0.5), owner: a.owner}
 	ctx := context.Context(l)
@@ -376,9 +375,9 @@ func (w *worker) nest(a *attempt, l *redismutex.Lock, write bool) {
 	began := time.Now()
 	again, err := inner.lock(w.mutex(ttls[0], nil), ctx)
 	ended := l.Err() != nil || w.ctx.Err() != nil
-	if err == nil && again.ID() != l.ID() { // of its own, as that of the owner had been lost
+	if err == nil && again.ID() != l.ID() { // a lock of its own, since the owner's was lost
 		if !ended {
-			w.fail("%v: nested, and has another id", a)
+			w.fail("%v: want the nested lock to have the same id, it has another", a)
 		}
 		again.Unlock()
 		return
@@ -387,20 +386,20 @@ func (w *worker) nest(a *attempt, l *redismutex.Lock, write bool) {
 	case ended:
 	case inner.write && !write:
 		if !errors.Is(err, redismutex.ErrUpgrade) {
-			w.fail("%v: to write within a lock to read: %v", a, err)
+			w.fail("%v: want ErrUpgrade for a write lock within a read lock, got %v", a, err)
 		}
 	case err != nil || again.Token() != l.Token() || time.Since(began) != 0:
-		w.fail("%v: nested: %v after %v", a, err, time.Since(began))
+		w.fail("%v: want a nested lock with the same token at once, got %v after %v", a, err, time.Since(began))
 	}
 	if err == nil {
 		if err := again.UnlockContext(ctx); err != nil && l.Err() == nil {
-			w.fail("%v: unlock of a nested lock: %v", a, err)
+			w.fail("%v: want the nested lock unlocked, got %v", a, err)
 		}
 	}
 }
 
-// family locks again within the lock, by contexts that descend from it in one way or another: from other locks nested
-// in it, and from locks on other keys. What ends the lock ends all of them.
+// family locks the same key again within the lock, with contexts that descend from it directly, from other nested locks, or
+// from locks on other keys. When the lock ends, all of them must end.
 func (w *worker) family(a *attempt, l *redismutex.Lock, write bool) (unlock func()) {
 	n := len(w.has)
 	for range 1 + w.random.IntN(6) {
@@ -427,7 +426,7 @@ func (w *worker) family(a *attempt, l *redismutex.Lock, write bool) (unlock func
 		for _, again := range w.has[n:] {
 			err := again.UnlockContext(w.ctx)
 			if again.Err() == nil || lost && !errors.Is(err, redismutex.ErrLockLost) {
-				w.fail("%v: lost %v; its nested lock: %v, %v", a, lost, again.Err(), err)
+				w.fail("%v: want its nested locks ended, and lost with it (lost: %v), one has Err %v, its unlock returned %v", a, lost, again.Err(), err)
 			}
 		}
 		w.took(family, lost && len(w.has) > n)
@@ -435,7 +434,7 @@ func (w *worker) family(a *attempt, l *redismutex.Lock, write bool) (unlock func
 	}
 }
 
-// another locks another key within the lock.
+// another locks another key while the lock is held.
 func (w *worker) another(a *attempt, l *redismutex.Lock) {
 	b := &attempt{by: a.by, key: keys[w.random.IntN(len(keys))], ttl: a.ttl, write: w.chance(0.5), try: true, owner: a.owner}
 	if b.key == a.key {
@@ -452,7 +451,7 @@ func (w *worker) another(a *attempt, l *redismutex.Lock) {
 	w.done(b)
 }
 
-// agrees looks whether the server knows of a lock that is trusted, and for how long: promise 2.
+// agrees checks promise 2: a lock is trusted no longer than its lease on the server lasts.
 func (w *worker) agrees(a *attempt, l *redismutex.Lock) {
 	if len(w.nodes) > 1 || w.mood == lossy {
 		return
@@ -462,11 +461,11 @@ func (w *worker) agrees(a *attempt, l *redismutex.Lock) {
 		return
 	}
 	if lease := w.era.nodes[0].lease(l.Key(), l.ID()); lease < trusted {
-		w.fail("%v: trusted for %v, but its lease lasts %v", a, trusted, lease)
+		w.fail("%v: want it trusted no longer than its lease, it is for %v, the lease lasts %v", a, trusted, lease)
 	}
 }
 
-// stores writes to what the lock protects, which checks the token.
+// stores writes to the register that the lock protects, which checks the token.
 func (w *worker) stores(a *attempt, l *redismutex.Lock, write bool) {
 	if !write {
 		return
@@ -479,9 +478,9 @@ func (w *worker) stores(a *attempt, l *redismutex.Lock, write bool) {
 		w.mu.Unlock()
 		switch {
 		case err == nil && last > a.got:
-			w.fail("%v: its write is stale, and was accepted", a)
+			w.fail("%v: want its stale write refused, it was accepted", a)
 		case err != nil && l.Err() == nil && w.mood != lossy:
-			w.fail("%v: holds, and its write was refused: %v", a, err)
+			w.fail("%v: want the write of a holder accepted, got %v", a, err)
 		}
 	})
 }
