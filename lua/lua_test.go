@@ -43,7 +43,7 @@ func TestFilesAreIncludedOnce(t *testing.T) {
 // What counts the commands that a script runs, and what compares the fast paths with the slow ones.
 const costs = "^Test(HotScriptsRunFewCommands|TombstonesSlowNobodyDown|FastPathsAgreeWithTheSlow)$"
 
-// The law of fast/: without it every promise is kept. Of the tests of the root package, these are about the scripts.
+// The law of fast/: without it every promise is kept. Of the tests of the root package and of internal/script, these are about the scripts.
 const promises = "^Test(Scripts|One|Leave|Reader|Writer|Order|Clock|Drop|Try|Failed|Enter|Keep|Short|Dead|Tombstone|Grants|" +
 	"Tokens?[A-Z]|Foreign(Set|Queue|DataIsRefused|DataIsLeftAloneByEveryVerb)|Full|Batches|Whoever|Head|LastReader|Run|Lease|" +
 	"Lower|EveryOrder|Holder|Scores|Reply|WaiterWatches|Old|Without|New|Raise|OnlyTheWriter|Nothing|Mixed|Unlock(Wakes|Races)|" +
@@ -73,7 +73,7 @@ func TestFastPathsMayBeDeleted(t *testing.T) {
 	if err := os.WriteFile(overlay, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	run := exec.CommandContext(t.Context(), "go", "test", "..", "-count=1", "-short", "-timeout=2m", "-overlay="+overlay,
+	run := exec.CommandContext(t.Context(), "go", "test", "..", "../internal/script", "-count=1", "-short", "-timeout=2m", "-overlay="+overlay,
 		"-run="+promises, "-skip="+costs, "-rapid.nofailfile")
 	if out, err := run.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)

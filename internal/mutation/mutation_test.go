@@ -36,12 +36,17 @@ type checker struct {
 }
 
 var (
-	model = checker{".", "^TestScripts(OfAQuorum)?DoWhatTheModelSays$", []string{"-rapid.nofailfile", "-rapid.shrinktime=1s"}}
+	model = checker{"./internal/script", "^TestScripts(OfAQuorum)?DoWhatTheModelSays$", []string{"-rapid.nofailfile", "-rapid.shrinktime=1s"}}
 	sim   = checker{"./internal/sim", "^TestSimulation$", []string{"-sim.hours=6"}}
 )
 
 // foreign runs each verb in each state with foreign data under the keys, on a real Redis.
-var foreign = scenario("TestForeignDataIsLeftAloneByEveryVerb$/^redis")
+var foreign = ofScripts("TestForeignDataIsLeftAloneByEveryVerb$/^redis")
+
+// ofScripts is a scenario of internal/script.
+func ofScripts(test string) checker {
+	return checker{"./internal/script", "^" + test + "$", []string{"-timeout=20s"}}
+}
 
 func scenario(test string) checker { return checker{".", "^" + test + "$", []string{"-timeout=20s"}} }
 
@@ -84,7 +89,7 @@ var mutants = []mutant{
 
 	// Tokens.
 	{"a token is not written back", "lua/lib/token.lua", "	call('SET', TOKEN, format('%d', last_token), 'PX', RETENTION)\n", "", model},
-	{"a token follows a counter that has fallen back", "lua/lib/last_token.lua", "math.max(us - last_token, last_token == 0 and FLOOR or 1)", "(last_token == 0 and us or 1)", scenario("TestTokensRiseAlthoughTheCounterFallsBack")},
+	{"a token follows a counter that has fallen back", "lua/lib/last_token.lua", "math.max(us - last_token, last_token == 0 and FLOOR or 1)", "(last_token == 0 and us or 1)", ofScripts("TestTokensRiseAlthoughTheCounterFallsBack")},
 	{"a node does not raise its token", "lua/refresh.lua", "return standing(tonumber(ARGV[5]))", "return standing()", model},
 
 	// Messages.
@@ -111,9 +116,9 @@ var mutants = []mutant{
 	{"a writer is granted without a look at the token", "lua/lib/hand_on.lua", "	if not last_token then\n		blocked = true\n		return\n	end\n", "	last_token = last_token or 0\n", foreign},
 
 	// A full Redis.
-	{"a reader's renewal begins with a growing write", "lua/fast/refresh.lua", "			and call('ZREM', LEASES, '') == 0\n", "", scenario("TestFullRedisKeepsTheLocksItHas")},
-	{"a downgrade begins with a growing write", "lua/refresh.lua", "call('ZREM', LEASES, '') --", "--", scenario("TestFullRedisKeepsTheLocksItHas")},
-	{"an acquire hands on before it is refused on a full Redis", "lua/lib/acquire.lua", "	call('ZADD', LEASES, 'XX', '0', '') --", "	--", scenario("TestFullRedisKeepsTheLocksItHas")},
+	{"a reader's renewal begins with a growing write", "lua/fast/refresh.lua", "			and call('ZREM', LEASES, '') == 0\n", "", ofScripts("TestFullRedisKeepsTheLocksItHas")},
+	{"a downgrade begins with a growing write", "lua/refresh.lua", "call('ZREM', LEASES, '') --", "--", ofScripts("TestFullRedisKeepsTheLocksItHas")},
+	{"an acquire hands on before it is refused on a full Redis", "lua/lib/acquire.lua", "	call('ZADD', LEASES, 'XX', '0', '') --", "	--", ofScripts("TestFullRedisKeepsTheLocksItHas")},
 	{"an unlock does not tell of foreign data", "internal/acquisition/release.go", "if err == nil && r.Status == script.Foreign {", "if false {", onServers("TestUnlockAmongForeignDataReturnsErrNotLock")},
 	{"the error does not tell that Redis is full", "internal/lockerr/lockerr.go", "	case strings.Contains(text, \"OOM command not allowed\"):", "	case false:", onServers("TestLocksOutliveAFullRedis")},
 

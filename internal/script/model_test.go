@@ -1,4 +1,4 @@
-package redismutex
+package script_test
 
 // This file answers: do the scripts do what the model says, whatever comes in
 // whatever order? It cites no rule of a script: internal/model is written from

@@ -1,4 +1,4 @@
-package redismutex
+package script_test
 
 // This file answers: do the scripts give a lock over several nodes what it needs
 // of each: one order of who waits, and fencing tokens to agree on? It acts as

@@ -1,4 +1,4 @@
-package redismutex
+package script_test
 
 // This file answers: do the scripts keep the promises, each on miniredis and on
 // a real Redis? Participants act here by the scripts alone, without a client's

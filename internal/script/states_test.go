@@ -1,4 +1,4 @@
-package redismutex
+package script_test
 
 // This file answers: what can a participant do, and in which states of the lock? The
 // tests that ask the same of every verb in every state share its list.

@@ -1,4 +1,4 @@
-package redismutex
+package script_test
 
 // This file answers: is foreign data left alone, whatever it is, under whichever key of
 // a lock, whoever does what? Foreign is another type, a value without a TTL, and a token

@@ -1,4 +1,4 @@
-package redismutex
+package script_test
 
 // This file answers: what does a script cost the server? Its time is nearly that of
 // the commands that it runs, so those are counted, on a real Redis.

@@ -1,4 +1,4 @@
-package redismutex
+package script_test
 
 // This file answers: what does a full Redis (maxmemory is reached, and nothing may be
 // evicted) do to a lock? It keeps what it has: whoever holds or waits is renewed, may
