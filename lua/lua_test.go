@@ -74,7 +74,7 @@ func TestFastPathsMayBeDeleted(t *testing.T) {
 		t.Fatal(err)
 	}
 	run := exec.CommandContext(t.Context(), "go", "test", "..", "../internal/script", "-count=1", "-short", "-timeout=2m", "-overlay="+overlay,
-		"-run="+promises, "-skip="+costs, "-rapid.nofailfile")
+		"-run="+promises, "-skip="+costs)
 	if out, err := run.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
