@@ -78,9 +78,8 @@ func WithDriftFactor(factor float64) MutexOption {
 // WithTimeoutFactor sets how long one node of a mutex of [NewRedlock] is waited for, as a part of the TTL. After that time
 // the lock goes on without the node, or after twice that time while the node answers other calls. The default is 0.05 of
 // the TTL, but at most a second. The time-out is never less than 50 ms, which a distant node needs, or than a quarter of
-// the TTL if that is shorter. The factor is at most 0.25. It must leave room for five round trips: setting up a connection
-// takes up to three, and a server that does not know a script yet is asked twice. A mutex on one Redis refuses it, because
-// it has no other node to go on with.
+// the TTL if that is shorter. The factor is at most 0.25. The time-out must leave room for the round trips, two or three,
+// that setting up a connection takes. A mutex on one Redis refuses it, because it has no other node to go on with.
 func WithTimeoutFactor(factor float64) MutexOption {
 	return func(m *RWMutex) error {
 		if !(factor > 0 && factor <= maxFactor) {

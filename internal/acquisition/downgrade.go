@@ -23,7 +23,7 @@ func (a *Acquisition) Downgrade(ctx context.Context, u User) error {
 	open, votes := map[*part]bool{}, make(chan vote, len(writers))
 	for _, p := range writers {
 		open[p] = true
-		p.sent.Store(int64(clock.Always)) // that was its acquire
+		p.sent.Store(int64(clock.Always)) // the downgrade has not been written yet
 		p.node.Go(func() { votes <- p.downgrade(context.Background()) })
 	}
 	t.collect(ctx, a, open, votes)
@@ -90,7 +90,6 @@ func (p *part) downgrade(ctx context.Context) vote {
 		return vote{part: p, err: err}
 	}
 	sent := clock.Now()
-	p.sent.Store(int64(sent))
 	c := p.Lease.Downgrade()
 	r, err := n.Call(ctx, p.acq.Config.TTL, c, place)
 	err = n.Renewer.OnDowngrade(&p.Lease, c, sent, r, err)

@@ -19,7 +19,7 @@ type part struct {
 	node.Lease
 	acq  *Acquisition
 	node *node.Node
-	sent atomic.Int64 // when its last acquire, release or downgrade was sent; Always: it has not been
+	sent atomic.Int64 // when its last request was written to a connection; Always: it has not been
 
 	token   uint64
 	why     error // why it is not in; while it is, why it could not be renewed
@@ -45,10 +45,22 @@ func (p *part) init(a *Acquisition, index int) *part {
 func (p *part) Request() node.Request {
 	r := node.Request{Terms: &p.acq.Config.Terms, Keys: p.acq.Keys}
 	if p.acq.quorum != nil {
-		r.Score = p.acq.quorum.score
+		r.Score = (*score)(p)
 	}
 	return r
 }
+
+// A score is the place of a part in the queue of its node, as an argument of a command. go-redis marshals it when it
+// writes the command to a connection: with that the node time-out starts, not while a connection is set up.
+type score part
+
+// MarshalBinary implements [encoding.BinaryMarshaler].
+func (s *score) MarshalBinary() ([]byte, error) {
+	s.sent.Store(int64(clock.Now()))
+	return []byte(s.String()), nil
+}
+
+func (s *score) String() string { return s.acq.quorum.score }
 
 // Acquire.
 
@@ -113,9 +125,7 @@ func (p *part) begin() bool {
 	defer a.mu.Unlock()
 	p.asking = p.active()
 	if p.asking && a.Config.Timeout > 0 {
-		sent := clock.Now()
-		p.sent.Store(int64(sent))
-		p.node.Renewer.Wake(&p.Lease, sent.Add(a.Config.Timeout))
+		p.node.Renewer.Wake(&p.Lease, clock.Now().Add(a.Config.Timeout))
 	}
 	return p.asking
 }
@@ -334,11 +344,14 @@ func (p *part) OnExpired(why error) {
 func (p *part) OnTimeout() {
 	a := p.acq
 	var n news
-	timedOut, sent := false, clock.Instant(p.sent.Load())
+	timedOut, sent, asked := false, clock.Instant(p.sent.Load()), p.Until().Add(-a.Config.Timeout)
+	if sent != clock.Always {
+		asked = sent
+	}
 	a.mu.Lock()
 	switch {
 	case p.asking:
-		if overdue := p.node.Health.Overdue(sent, sent, a.Config.Timeout); overdue > clock.Now() {
+		if overdue := p.node.Health.Overdue(asked, sent, a.Config.Timeout); overdue > clock.Now() {
 			p.node.Renewer.Wake(&p.Lease, overdue)
 			break
 		}
@@ -357,7 +370,7 @@ func (p *part) OnTimeout() {
 	}
 	a.mu.Unlock()
 	if timedOut {
-		p.recordTimeout(sent)
+		p.recordTimeout(asked)
 	}
 	n.tell()
 }
@@ -463,9 +476,9 @@ func (p *part) recordHealth(sent clock.Instant, rank int64, err error) {
 }
 
 // recordTimeout takes it that a call that was sent at that instant has not been answered within the node time-out. The
-// node is down if it has not answered any later call either.
+// node is down if it has not answered any other call since.
 func (p *part) recordTimeout(sent clock.Instant) {
-	if !p.node.Health.AnsweredSince(sent) {
+	if !p.node.Health.HeardSince(sent) {
 		p.recordHealth(clock.Now(), 0, p.acq.noAnswer())
 	}
 }

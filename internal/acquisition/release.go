@@ -44,7 +44,6 @@ func (p *part) release(ctx context.Context) vote {
 	}
 	n.Renewer.Forget(&p.Lease) // until now it was renewed
 	sent := clock.Now()
-	p.sent.Store(int64(sent))
 	r, err := n.Call(ctx, p.acq.Config.TTL, p.Participant().Release(p.Tombstone), place)
 	n.LookForLostGrants(p.acq.Keys.Name(), sent, clock.Always, r, err)
 	if err != nil {
@@ -126,7 +125,7 @@ func (p *part) releaseAside() {
 		p.node.Renewer.Release(&p.Lease)
 		return
 	}
-	p.sent.Store(int64(clock.Always)) // that was its acquire
+	p.sent.Store(int64(clock.Always)) // the release has not been written yet
 	p.node.Go(func() { votes <- p.release(context.Background()) })
 }
 

@@ -19,6 +19,7 @@ import (
 //	 ▲                                                                       │
 //	 └───────────────────(it answers within the time-out)────────────────────┘
 type Health struct {
+	heard    atomic.Int64            // when the node last answered a call
 	answered atomic.Int64            // when the latest call was sent that has been answered
 	failure  atomic.Pointer[failure] // the last call that ended without an answer; nil: none
 	outage   atomic.Pointer[outage]  // nil: the node is up
@@ -34,13 +35,17 @@ type failure struct {
 	err         error
 }
 
-func (h *Health) init() { h.answered.Store(int64(clock.Always)) }
+func (h *Health) init() {
+	h.heard.Store(int64(clock.Always))
+	h.answered.Store(int64(clock.Always))
+}
 
 // record notes how a call that was sent at that instant has ended. A refusal by the server is an answer, too. Only
 // time-outs and failed dials show that a node does not answer: after a connection broke, the next one may work, and a
 // client without a free connection has asked nobody.
 func (h *Health) record(sent clock.Instant, err error) {
 	if err == nil || isRefusal(err) {
+		h.heard.Store(int64(clock.Now()))
 		latest := h.answered.Load()
 		for int64(sent) > latest && !h.answered.CompareAndSwap(latest, int64(sent)) {
 			latest = h.answered.Load()
@@ -68,8 +73,8 @@ func isRefusal(err error) bool {
 	return errors.As(err, &refusal)
 }
 
-// AnsweredSince reports whether the node has answered a call that was sent after t.
-func (h *Health) AnsweredSince(t clock.Instant) bool { return clock.Instant(h.answered.Load()) > t }
+// HeardSince reports whether the node has answered any call since t.
+func (h *Health) HeardSince(t clock.Instant) bool { return clock.Instant(h.heard.Load()) > t }
 
 // silentSince returns the error of a call that has ended without an answer since t, unless a later call has been
 // answered: another call would fail in the same way.
@@ -80,15 +85,15 @@ func (h *Health) silentSince(t clock.Instant) error {
 	return nil
 }
 
-// Overdue returns when a call has taken too long: a node time-out after it was sent or, while the node answers later
+// Overdue returns when a call has taken too long: a node time-out after it was sent or, while the node answers other
 // calls, two. If sent is before asked, the call has not been sent yet: it waits behind other calls of this process, for
 // as long as the node answers those.
 func (h *Health) Overdue(asked, sent clock.Instant, timeout time.Duration) clock.Instant {
-	answered := clock.Instant(h.answered.Load())
+	heard := clock.Instant(h.heard.Load())
 	if sent < asked {
-		return max(asked, answered).Add(timeout)
+		return max(asked, heard).Add(timeout)
 	}
-	return max(sent, min(answered, sent.Add(timeout))).Add(timeout)
+	return max(sent, min(heard, sent.Add(timeout))).Add(timeout)
 }
 
 // An outage is why a node is down.

@@ -122,8 +122,8 @@ func (rn *Renewer) RenewOften(l *Lease) {
 	rn.renewAt(l, clock.Now().Add(l.longerPause(minPause)))
 }
 
-// Raise has the fencing token of a node raised. The call is given no more time than any other call before the lock is
-// granted.
+// Raise has the fencing token of a node raised. The call is given two node time-outs, since it may need a connection of its
+// own: renewals do not share those of other calls.
 func (rn *Renewer) Raise(l *Lease, token uint64) {
 	rn.mu.Lock()
 	defer rn.mu.Unlock()
@@ -134,7 +134,7 @@ func (rn *Renewer) Raise(l *Lease, token uint64) {
 	if l.place == 0 {
 		return // Renew will see it
 	}
-	l.end.Store(int64(min(l.Until(), clock.Now().Add(l.terms().Timeout))))
+	l.end.Store(int64(min(l.Until(), clock.Now().Add(2*l.terms().Timeout))))
 	rn.renewAt(l, clock.Now())
 }
 

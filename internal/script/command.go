@@ -115,7 +115,7 @@ func (p Participant) kind() any {
 const span = 4e15
 
 // Score returns where a rank stands in the queue. First puts it before all ranks that are not first.
-func Score(rank int64, first bool) any {
+func Score(rank int64, first bool) string {
 	if first {
 		rank -= span
 	}

@@ -177,9 +177,8 @@ func (c *crowd) served(l *redismutex.Lock, err error) {
 // locksAtOnce starts a crowd on a slow link. No call returns an error, and no lock that is held meanwhile is lost.
 func (c *crowd) locksAtOnce() bool {
 	locks := c.lock(c.mutex, "held", 10)
-	// The node time-out is ttl/20: room for five round trips, of which go-redis takes up to three for a new connection,
-	// and a script that a node does not know yet one more.
-	delay := c.ttl/400 + time.Duration(c.random.Int64N(int64(c.ttl/400)))
+	// The node time-out is ttl/20, and a script that a node does not know yet takes two round trips.
+	delay := c.ttl/200 + time.Duration(c.random.Int64N(int64(c.ttl/200)))
 	for _, l := range c.links {
 		l.SetDelay(delay)
 	}
