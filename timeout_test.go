@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -39,7 +40,8 @@ func TestNodeTimeoutStartsWhenTheRequestIsSent(t *testing.T) {
 		var log lockedBuffer
 		clients := ns.process(func(_ int, rc *redis.Client) { rc.AddHook(make(oneByOne, 1)) })
 		m := NewRedlock(clients, "x", WithTTL(time.Minute), WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
-		ns.unlock(ns.lock(m, true)) // the connections are there
+		ns.unlock(ns.lock(m, true))
+		synctest.Wait() // every node has a connection now
 		for _, l := range ns.links {
 			l.SetDelay(m.config.Timeout / 3)
 		}
