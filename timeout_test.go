@@ -43,10 +43,10 @@ func TestNodeTimeoutStartsWhenTheRequestIsSent(t *testing.T) {
 		ns.unlock(ns.lock(m, true))
 		synctest.Wait() // every node has a connection now
 		for _, l := range ns.links {
-			l.SetDelay(m.config.Timeout / 3)
+			l.SetDelay(m.config.Timeout / 8)
 		}
 		var all sync.WaitGroup
-		for i := range 9 {
+		for i := range 20 {
 			all.Go(func() {
 				l, err := m.LockContext(ns.Context(), WithKey(fmt.Sprint(i)))
 				if err != nil {

@@ -90,7 +90,9 @@ func (p *part) downgrade(ctx context.Context) vote {
 		return vote{part: p, err: err}
 	}
 	sent := clock.Now()
-	c := p.Lease.Downgrade()
+	reader := p.participant()
+	reader.Write = false
+	c := reader.Renew(0)
 	r, err := n.Call(ctx, p.acq.Config.TTL, c, place)
 	err = n.Renewer.OnDowngrade(&p.Lease, c, sent, r, err)
 	return vote{p, r.Status == script.Granted, r.Last, err}

@@ -45,9 +45,18 @@ func (p *part) init(a *Acquisition, index int) *part {
 func (p *part) Request() node.Request {
 	r := node.Request{Terms: &p.acq.Config.Terms, Keys: p.acq.Keys}
 	if p.acq.quorum != nil {
-		r.Score = (*score)(p)
+		r.Score = p.acq.quorum.score
 	}
 	return r
+}
+
+// participant returns p as scripts know it, for a call that is waited for.
+func (p *part) participant() script.Participant {
+	known := p.Participant()
+	if known.Score != nil {
+		known.Score = (*score)(p)
+	}
+	return known
 }
 
 // A score is the place of a part in the queue of its node, as an argument of a command. go-redis marshals it when it
@@ -60,7 +69,7 @@ func (s *score) MarshalBinary() ([]byte, error) {
 	return []byte(s.String()), nil
 }
 
-func (s *score) String() string { return s.acq.quorum.score }
+func (s *score) String() string { return s.acq.quorum.score.(string) }
 
 // Acquire.
 
@@ -86,7 +95,7 @@ func (p *part) acquire(ctx context.Context) {
 			continue
 		}
 		sent := clock.Now()
-		c := p.Participant().Acquire(try, a.Config.first(p.Write))
+		c := p.participant().Acquire(try, a.Config.first(p.Write))
 		r, err := p.node.Call(ctx, a.Config.TTL, c, place)
 		p = p.onAcquired(sent, r, err)
 	}
@@ -470,6 +479,7 @@ func (p *part) recordHealth(sent clock.Instant, rank int64, err error) {
 		}
 	case errors.Is(err, lockerr.ErrNotLock), lockerr.Has(err, lockerr.Full), lockerr.Has(err, lockerr.NoConnection),
 		err == node.ErrInterrupted:
+	case lockerr.Has(err, lockerr.Deadline) && p.node.Health.HeardSince(sent): // the call may have waited in the client
 	case p.node.Health.MarkDown(err):
 		c.Log.Error(p.acq.Keys.Name(), "a node is down; it is tried again in the background", p.onNode(err))
 	}

@@ -14,7 +14,7 @@ import (
 
 // quorumState is what an acquisition over several nodes has besides.
 type quorumState struct {
-	score string    // its place in the queue of every node, as scripts take it
+	score any       // its place in the queue of every node, a string, as scripts take it
 	id    string    // its id, once it is granted
 	votes chan vote // takes the answers to releases; nil: nobody waits for them
 
@@ -24,7 +24,7 @@ type quorumState struct {
 	since     []clock.Instant // when each node was acquired, if that was after the grant
 }
 
-func newQuorumState(nodes int, score string) *quorumState {
+func newQuorumState(nodes int, score any) *quorumState {
 	return &quorumState{score: score, since: slices.Repeat([]clock.Instant{clock.Always}, nodes)}
 }
 

@@ -49,6 +49,7 @@ const (
 	Full         Trait = 1 + iota // Redis has reached maxmemory: the script was refused and has changed nothing
 	ClientClosed                  // the client has been closed
 	NoConnection                  // the client had no free connection
+	Deadline                      // the time that the library gives a call was over
 )
 
 // Redis returns the error of a call that failed with cause. It matches ErrRedis.
@@ -59,6 +60,8 @@ func Redis(cause error) error {
 		c.trait = ClientClosed
 	case errors.Is(cause, redis.ErrPoolTimeout), errors.Is(cause, redis.ErrPoolExhausted):
 		c.trait = NoConnection
+	case errors.Is(cause, context.DeadlineExceeded):
+		c.trait = Deadline
 	}
 	return c
 }

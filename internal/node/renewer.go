@@ -418,14 +418,7 @@ func (rn *Renewer) calls(due []*Lease) (calls []*call, limit clock.Instant) {
 	return calls, limit
 }
 
-// Downgrade is the command that renews l as a reader.
-func (l *Lease) Downgrade() script.Command {
-	p := l.Participant()
-	p.Write = false
-	return p.Renew(0)
-}
-
-// OnDowngrade takes the answer to a call of Downgrade that was sent at that instant.
+// OnDowngrade takes the answer to a renewal as a reader that the owner has sent at that instant.
 func (rn *Renewer) OnDowngrade(l *Lease, c script.Command, sent clock.Instant, r script.Reply, err error) error {
 	answered := &call{lease: l, command: c, reply: r, err: err}
 	rn.onAnswer(answered, sent)
