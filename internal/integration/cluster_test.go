@@ -130,8 +130,8 @@ func TestClusterSlotMigratesWhileHeld(t *testing.T) {
 				t.Fatal(o.Err)
 			}
 			unlock(t, o.Value)
-		case <-time.After(redistest.Patience):
-			t.Fatalf("want the lock after the migration, have waited for %v", redistest.Patience)
+		case <-time.After(redistest.Timeout):
+			t.Fatalf("want the lock after the migration, have waited for %v", redistest.Timeout)
 		}
 	})
 
@@ -176,8 +176,8 @@ func TestClusterMasterThatHangsLosesOnlyItsOwnLocks(t *testing.T) {
 	for _, l := range own {
 		select {
 		case <-l.Done():
-		case <-time.After(redistest.Patience):
-			t.Fatalf("want the locks on the master that hangs lost, one is still held after %v", redistest.Patience)
+		case <-time.After(redistest.Timeout):
+			t.Fatalf("want the locks on the master that hangs lost, one is still held after %v", redistest.Timeout)
 		}
 	}
 	outlive(t, redismutex.DefaultTTL, others...)

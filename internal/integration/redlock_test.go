@@ -126,14 +126,14 @@ func TestRegisterSeesWhoIsInside(t *testing.T) {
 	t.Run("a lock that excludes nobody", func(t *testing.T) {
 		r := newRegister()
 		start := time.Now()
-		new(redistest.Witness).Crowd(processes, func() bool { return len(r.faults()) > 0 || time.Since(start) > redistest.Patience }, func(i int) (bool, func()) {
+		new(redistest.Witness).Crowd(processes, func() bool { return len(r.faults()) > 0 || time.Since(start) > redistest.Timeout }, func(i int) (bool, func()) {
 			l := inside()
 			r.enter(l, 0, i%4 == 0, uint64(i))
 			runtime.Gosched()
 			return false, func() { r.leave(l) }
 		})
 		if len(r.faults()) == 0 {
-			t.Errorf("want it to see an overlap, it saw none in %v", redistest.Patience)
+			t.Errorf("want it to see an overlap, it saw none in %v", redistest.Timeout)
 		}
 	})
 }
@@ -185,8 +185,8 @@ func TestMajorityLossEndsEveryLock(t *testing.T) {
 			for _, l := range holders {
 				select {
 				case <-l.Done():
-				case <-time.After(redistest.Patience):
-					t.Fatalf("want the lock lost, it is still held %v after the nodes went down", redistest.Patience)
+				case <-time.After(redistest.Timeout):
+					t.Fatalf("want the lock lost, it is still held %v after the nodes went down", redistest.Timeout)
 				}
 				told = time.Since(struck)
 				if until := l.Until().Sub(struck); until > tolerable {
@@ -259,8 +259,8 @@ func TestMajorityLossEndsEveryLock(t *testing.T) {
 						if err := o.Value.UnlockContext(t.Context()); err != nil && kinds(err) != "ErrRedis" { // a node is slow
 							t.Error(err)
 						}
-					case <-time.After(redistest.Patience):
-						t.Errorf("want the lock when the nodes are back, have waited for %v", redistest.Patience)
+					case <-time.After(redistest.Timeout):
+						t.Errorf("want the lock when the nodes are back, have waited for %v", redistest.Timeout)
 					}
 				})
 			}
@@ -479,7 +479,7 @@ func insist(a call) call {
 	return func(ctx context.Context, opt ...redismutex.LockOption) (*redismutex.Lock, error) {
 		for start := time.Now(); ; {
 			l, err := a(ctx, opt...)
-			if !errors.Is(err, redismutex.ErrRedis) || time.Since(start) > redistest.Patience {
+			if !errors.Is(err, redismutex.ErrRedis) || time.Since(start) > redistest.Timeout {
 				return l, err
 			}
 		}

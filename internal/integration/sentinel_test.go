@@ -62,8 +62,8 @@ func failOver(t *testing.T, replicated bool) {
 				}
 			}
 			unlock(t, o.Value)
-		case <-time.After(redistest.Patience):
-			t.Fatalf("want every waiter granted the lock, one has waited for %v", redistest.Patience)
+		case <-time.After(redistest.Timeout):
+			t.Fatalf("want every waiter granted the lock, one has waited for %v", redistest.Timeout)
 		}
 	}
 	if !replicated {

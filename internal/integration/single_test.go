@@ -499,7 +499,7 @@ func TestLockContextReturnsWithItsContextAgainstABlackHole(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := open(t)
-			best := redistest.Patience
+			best := redistest.Timeout
 			for range 5 { // the best of them counts: the machine may be busy
 				link := faultnet.New(nil)
 				mutex := s.mutex(link, redismutex.WithTTL(2*time.Second))
@@ -543,7 +543,7 @@ func TestHolderLearnsOfAnEmptyRestart(t *testing.T) {
 			s.server.Restart(t)
 			select {
 			case <-l.Done():
-			case <-time.After(redistest.Patience):
+			case <-time.After(redistest.Timeout):
 				t.Fatalf("want the lock lost within %v, it is still held %v after the restart", ttl, time.Since(start))
 			}
 			if took := time.Since(start); took > ttl {
