@@ -1,7 +1,5 @@
 package main
 
-// This file answers: does the program measure what it says?
-
 import (
 	"context"
 	"encoding/xml"
@@ -21,7 +19,7 @@ import (
 	"github.com/redismutex/redismutex/internal/redistest"
 )
 
-// The program starts itself as other processes: here that is the test's binary.
+// The program runs its own binary as other processes; in a test, that is the test binary.
 func TestMain(m *testing.M) {
 	if os.Getenv(childEnv) != "" {
 		if err := childMain(os.Args[1:]); err != nil {
@@ -33,13 +31,13 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// Of each library but the one that says so, one at a time is inside, whatever client it came by; and who has unlocked stands in
-// nobody's way.
+// Each library except EVALSHA pairs lets one goroutine at a time hold the lock, whatever client it uses, and grants the lock again
+// after an unlock.
 func TestLocksExclude(t *testing.T) {
 	addr := redistest.Start(t).Addr()
 	for _, library := range append([]string{ours, oursAuto, blpop, blpopAuto}, peers...) {
 		t.Run(library, func(t *testing.T) {
-			// Who is not woken, as happens with a peer, asks again.
+			// A waiter that a peer never wakes tries again.
 			acquire := func(l lock) (unlock func() error, cancel context.CancelFunc, err error) {
 				for range 10 {
 					ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
@@ -68,9 +66,9 @@ func TestLocksExclude(t *testing.T) {
 								return
 							}
 							if n := inside.Add(1); n != 1 {
-								t.Errorf("%d inside", n)
+								t.Errorf("want 1 goroutine inside, got %d", n)
 							}
-							time.Sleep(time.Millisecond) // time enough to meet somebody
+							time.Sleep(time.Millisecond) // long enough to overlap with others
 							inside.Add(-1)
 							if err := unlock(); err != nil {
 								t.Error(err)
@@ -110,29 +108,29 @@ func TestRawLockExcludesAndDoesNotWait(t *testing.T) {
 	}
 }
 
-// A moment of everything: each row of each table is there, and the JSON is enough to tell it again.
-func TestQuickRunTellsEverything(t *testing.T) {
-	redistest.Start(t) // or skip
+// A quick run of every workload fills each row of each table, and the JSON suffices to render them again.
+func TestQuickRunFillsEveryTable(t *testing.T) {
+	redistest.Start(t) // skips the test without a server
 	root := t.TempDir()
 	write(t, filepath.Join(root, docFile), "before\n"+begin+end+"after\n")
 	write(t, filepath.Join(root, readmeFile), begin+"old\n"+end)
 	var told, progress strings.Builder
-	if err := bid([]string{"-quick", "-pin=false", "-root", root}, &told, &progress); err != nil {
+	if err := runCommand([]string{"-quick", "-pin=false", "-root", root}, &told, &progress); err != nil {
 		t.Fatal(err)
 	}
 	for _, library := range append([]string{ours, oursAuto, raw, rawAuto, blpop, blpopAuto, pairs}, peers...) {
 		if !strings.Contains(told.String(), library) {
-			t.Errorf("nothing of %s", library)
+			t.Errorf("want %s in the tables, it is not", library)
 		}
 	}
-	if n := strings.Count(told.String(), "not measured"); n > 1 { // in a moment no lease is renewed, perhaps
-		t.Errorf("%d targets were not measured:\n%s", n, &told)
+	if n := strings.Count(told.String(), "not measured"); n > 1 { // a quick run may end before a lease is renewed
+		t.Errorf("want all targets but one measured at least, %d were not:\n%s", n, &told)
 	}
 	if !strings.Contains(progress.String(), "round 1 of 1") {
-		t.Error("no progress is shown")
+		t.Error("want the progress shown, it is not")
 	}
 	if text := read(t, filepath.Join(root, docFile)); !strings.Contains(text, told.String()) || !strings.HasSuffix(text, "after\n") {
-		t.Errorf("%s has not what was told:\n%s", docFile, text)
+		t.Errorf("want the printed tables in %s, it has\n%s", docFile, text)
 	}
 	if text := read(t, filepath.Join(root, readmeFile)); strings.Contains(text, "old") || !strings.Contains(text, "| one key, 16 clients") {
 		t.Errorf("%s:\n%s", readmeFile, text)
@@ -141,18 +139,18 @@ func TestQuickRunTellsEverything(t *testing.T) {
 		wellFormed(t, filepath.Join(root, chart))
 	}
 	var again strings.Builder
-	if err := bid([]string{"-render", "-root", root}, &again, io.Discard); err != nil || again.String() != told.String() {
-		t.Errorf("told otherwise from the JSON: %v\n%s", err, &again)
+	if err := runCommand([]string{"-render", "-root", root}, &again, io.Discard); err != nil || again.String() != told.String() {
+		t.Errorf("want the same tables from the JSON, got %v\n%s", err, &again)
 	}
 }
 
-// What was measured of other workloads before stays.
+// Earlier results of workloads that -only excludes are kept.
 func TestOnlySomeAreMeasured(t *testing.T) {
-	redistest.Start(t) // or skip
+	redistest.Start(t) // skips the test without a server
 	root := t.TempDir()
 	write(t, filepath.Join(root, jsonFile), `{"Workloads": {"held/7": {"redismutex": {"Samples": [{"bytes": 1234}]}}}}`)
 	var told strings.Builder
-	if err := bid([]string{"-quick", "-pin=false", "-root", root, "-only", "^serial/background$"}, &told, io.Discard); err != nil {
+	if err := runCommand([]string{"-quick", "-pin=false", "-root", root, "-only", "^serial/background$"}, &told, io.Discard); err != nil {
 		t.Fatal(err)
 	}
 	results, err := load(filepath.Join(root, jsonFile))
@@ -185,14 +183,14 @@ func TestProxyDelaysAndCounts(t *testing.T) {
 		}
 	}
 	if took := time.Since(start); took < 2*each*pings {
-		t.Errorf("%d round trips took %v", pings, took)
+		t.Errorf("want %d round trips delayed, they took %v", pings, took)
 	}
 	if after, err := p.commands(); err != nil || after-before != pings {
-		t.Errorf("%d commands, %v", after-before, err)
+		t.Errorf("want every command counted once, got %d, %v", after-before, err)
 	}
 }
 
-// However the bytes are cut up.
+// The counter counts each command once, however the bytes are split.
 func TestCounterReadsPieces(t *testing.T) {
 	const text = "*2\r\n$4\r\nECHO\r\n$8\r\n*1\r\n$1\r\n\r\n*1\r\n$4\r\nPING\r\n"
 	for size := 1; size <= len(text); size++ {
@@ -202,7 +200,7 @@ func TestCounterReadsPieces(t *testing.T) {
 			n += c.count(rest[:min(size, len(rest))])
 		}
 		if n != 2 {
-			t.Errorf("in pieces of %d: %d commands", size, n)
+			t.Errorf("want every command counted once in pieces of %d bytes, got %d", size, n)
 		}
 	}
 }
@@ -210,7 +208,7 @@ func TestCounterReadsPieces(t *testing.T) {
 func TestJain(t *testing.T) {
 	for want, counts := range map[float64][]int{1: {7, 7, 7}, 0.25: {0, 9, 0, 0}, 0.9: {1, 2}} {
 		if got := jain(counts); math.Abs(got-want) > 1e-9 {
-			t.Errorf("%v: %v, want %v", counts, got, want)
+			t.Errorf("%v: want %v, got %v", counts, want, got)
 		}
 	}
 }
@@ -225,14 +223,14 @@ func TestRatioIsTheMedianOfTheRounds(t *testing.T) {
 	}
 	r := &Results{Workloads: map[string]map[string]*Rounds{"w": {ours: samples(2, 40, 9), redSync: samples(1, 10, 3), goZero: samples(5)}}}
 	if got := r.ratio("w", "x", ours, redSync); got != 3 {
-		t.Errorf("%v, want 3", got)
+		t.Errorf("want 3, got %v", got)
 	}
 	if most, least := r.bestPeer("w", "x", false), r.bestPeer("w", "x", true); most != goZero || least != redSync {
 		// 5, and 14/3
-		t.Errorf("most: %s, least: %s", most, least)
+		t.Errorf("want %s and %s, got %s and %s", goZero, redSync, most, least)
 	}
 	if !math.IsNaN(r.ratio("w", "x", ours, raw)) || !math.IsNaN(r.mean("none", ours, "x")) {
-		t.Error("what was not measured has a value")
+		t.Error("want NaN for what was not measured, got a value")
 	}
 }
 
@@ -247,7 +245,7 @@ func wellFormed(t *testing.T, path string) {
 		}
 	}
 	if !regexp.MustCompile(`>redismutex<`).MatchString(text) {
-		t.Errorf("%s does not name the library", path)
+		t.Errorf("want %s to name the library, it does not", path)
 	}
 }
 

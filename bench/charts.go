@@ -1,7 +1,5 @@
 package main
 
-// This file answers: what does it look like?
-
 import (
 	"errors"
 	"image/color"
@@ -18,7 +16,7 @@ import (
 
 const chartWidth, chartHeight, legendWidth, margin = 32 * vg.Centimeter, 10 * vg.Centimeter, 6 * vg.Centimeter, 2 * vg.Millimeter
 
-// charted are the libraries of the charts, and their colours, which those who see few colours can tell apart (Okabe and Ito's).
+// charted are the libraries of the charts with their colours, from the palette of Okabe and Ito for colour-blind readers.
 var charted = []struct {
 	library string
 	colour  color.RGBA
@@ -32,8 +30,8 @@ var charted = []struct {
 	{goZero, color.RGBA{0xe6, 0x9f, 0x00, 0xff}},
 }
 
-// drawThroughput shows how often a contended lock was had, as a part of what BLPOP did; pale is what went back to the one who had
-// just unlocked.
+// drawThroughput draws the throughput of a contended lock relative to that of BLPOP. Locks that returned to the goroutine that had
+// just unlocked are pale.
 func (r *Results) drawThroughput(path string) error {
 	return panels(path, func(net string, p *plot.Plot) error {
 		p.Title.Text = "One key, " + net + " (pale: the same goroutine again)"
@@ -79,7 +77,7 @@ func pale(c color.RGBA) color.RGBA {
 	return color.RGBA{mix(c.R), mix(c.G), mix(c.B), 0xff}
 }
 
-// drawWaits shows how many of those who waited had waited how long.
+// drawWaits draws the distribution of the waits.
 func (r *Results) drawWaits(path string) error {
 	return panels(path, func(net string, p *plot.Plot) error {
 		p.Title.Text = "One key, 16 clients, " + net
@@ -104,7 +102,7 @@ func (r *Results) drawWaits(path string) error {
 			p.Add(line)
 			p.Legend.Add(c.library, line)
 		}
-		p.X.Min, p.X.Max, p.Y.Max = 0.01, 10_000, 1 // what Add has widened
+		p.X.Min, p.X.Max, p.Y.Max = 0.01, 10_000, 1 // Add may have widened the axes
 		return nil
 	})
 }

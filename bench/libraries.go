@@ -1,7 +1,6 @@
 package main
 
-// This file answers: what is compared, and how is each library used? Each as its documentation has it, and where that leaves
-// something open, in its favour.
+// Each library is used as its documentation recommends. Where that leaves a choice, the choice favours the library.
 
 import (
 	"cmp"
@@ -27,9 +26,9 @@ import (
 const (
 	ttl = redismutex.DefaultTTL // of all libraries
 
-	connections = 128 // of a client of go-redis at most
+	connections = 128 // per client of go-redis at most
 
-	// pause is how long those wait that poll and have no default. redislock calls it the least that it recommends.
+	// pause is the pause of libraries that poll and have no default: the least that redislock recommends.
 	pause = 16 * time.Millisecond
 )
 
@@ -43,14 +42,14 @@ const (
 	redSync, redisLock, goZero = "redsync", "redislock", "go-zero RedisLock"
 )
 
-// peers are other libraries; what is neither ours nor one of them is a floor.
+// peers are the other libraries. What is neither redismutex nor a peer is a floor.
 var peers = []string{rueidisLock, rueidisLoop, redSync, redisLock, goZero}
 
-// A client is what one process would have of a library.
+// A client is what one process uses of a library.
 type client struct {
-	lock  func(key string) lock // made for each goroutine
+	lock  func(key string) lock // called once for each goroutine
 	rlock func(key string) lock // nil: it has no read locks
-	many  func(key string) lock // nil: who has many keys uses lock
+	many  func(key string) lock // nil: lock is also used for many keys
 	close func() error
 }
 
@@ -75,14 +74,14 @@ func open(library, addr string) (*client, error) {
 	}[library](addr)
 }
 
-// A redisClient is go-redis', plain or pipelined.
+// A redisClient is a client of go-redis, plain or pipelined.
 type redisClient interface {
 	redis.Scripter
 	redis.StringCmdable
 	redis.ListCmdable
 }
 
-// dial makes a client with a connection for everybody, but where there are thousands.
+// dial returns a client with a connection for every goroutine, but no more than connections.
 func dial(addr string) *redis.Client {
 	return redis.NewClient(&redis.Options{Addr: addr, PoolSize: connections, PoolTimeout: time.Minute})
 }
@@ -144,9 +143,9 @@ var compareAndDelete = redis.NewScript(`
 	if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
 	return 0`)
 
-var errHeld = errors.New("held by somebody else")
+var errHeld = errors.New("held by another client")
 
-// openRaw is the least that locks at all. It is for those who meet nobody: it does not wait.
+// openRaw opens the simplest lock, for uncontended keys: it does not wait.
 func openRaw(rc redisClient) *client {
 	return &client{lock: func(key string) lock {
 		n := 0
@@ -167,7 +166,8 @@ var putToken = redis.NewScript(`
 	if redis.call('SETNX', KEYS[2], 1) == 1 then redis.call('LPUSH', KEYS[1], 'token') end
 	return 1`)
 
-// openBLPop is the least that waits: who crashes takes the token along. It does not heed ctx: the token comes round.
+// openBLPop opens the simplest lock that waits. A holder that crashes loses the token for good. It ignores ctx, since the token always
+// comes back.
 func openBLPop(rc redisClient) *client {
 	return &client{lock: func(key string) lock {
 		put := putToken.Run(context.Background(), rc, []string{key, key + ":made"}).Err()
@@ -182,7 +182,7 @@ func openBLPop(rc redisClient) *client {
 
 var nothing = redis.NewScript("return 1")
 
-// openPairs excludes nobody: it calls scripts that do nothing, with as many keys and arguments as ours.
+// openPairs opens a lock that excludes nobody: it calls scripts that do nothing, with as many keys and arguments as those of redismutex.
 func openPairs(rc redisClient) *client {
 	return &client{lock: func(key string) lock {
 		keys := []string{key, "{" + key + "}:lock-intent", "{" + key + "}:lease", "{" + key + "}:token"}
@@ -197,7 +197,7 @@ func openPairs(rc redisClient) *client {
 	}}
 }
 
-// openRedsync has the default delays, but does not give up. A mutex of its is not safe for concurrent use.
+// openRedsync uses the default delays, but does not give up. A redsync mutex is not safe for concurrent use.
 func openRedsync(nodes ...*redis.Client) *client {
 	var pools []redsyncredis.Pool
 	for _, rc := range nodes {
@@ -226,15 +226,15 @@ func openRedislock(rc redisClient) *client {
 				case err == nil:
 					return func() error { return l.Release(context.Background()) }, nil
 				case ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded):
-					return nil, err // and else it has waited for the time of a lease, and is asked again
+					return nil, err // otherwise it has waited for the time of a lease, and tries again
 				}
 			}
 		}
 	}}
 }
 
-// openRueidislock does as the README has it for one Redis since 7.0.5, or without NoLoopTracking. There is no next key to try, so a
-// reply has time: who gave up after 20 ms, as is the default, would be woken by nobody with NoLoopTracking.
+// openRueidislock follows the README for one Redis since 7.0.5, or does without NoLoopTracking. There is no next key to try, so the
+// time to wait for a reply is long: with NoLoopTracking, a waiter that gives up after the default of 20 ms is never woken.
 func openRueidislock(noLoop bool) func(addr string) (*client, error) {
 	return func(addr string) (*client, error) {
 		locker, err := rueidislock.NewLocker(rueidislock.LockerOption{
@@ -259,13 +259,13 @@ func openRueidislock(noLoop bool) func(addr string) (*client, error) {
 	}
 }
 
-// go-zero tells standard output once a minute how it does, be it used or not.
+// go-zero prints statistics every minute, whether it is used or not.
 func init() { logx.Disable() }
 
-// openGoZero polls, since the library does not wait. Its clients of one address are one, and cannot be closed.
+// openGoZero polls, since the library does not wait. All its clients of one address share their connections, and cannot be closed.
 func openGoZero(addr string) (*client, error) {
-	// To its circuit breaker it is a failure that a server before Redis 7.2 does not know who a connection says it is, and that a
-	// script is not there yet. Many at once would open it, for seconds.
+	// Its circuit breaker counts two things as failures: servers before Redis 7.2 reject the introduction of a connection, and scripts
+	// are not loaded yet. Many at once would open it for seconds.
 	store, err := zero.NewRedis(zero.RedisConf{Host: addr, Type: zero.NodeType, DisableIdentity: true})
 	if err != nil {
 		return nil, err
@@ -298,7 +298,7 @@ func openGoZero(addr string) (*client, error) {
 	return c, unlock()
 }
 
-// openQuorum makes a client of several servers that know nothing of each other.
+// openQuorum returns a client of several independent servers.
 func openQuorum(library string, addrs []string) *client {
 	var nodes []*redis.Client
 	var scripters []redis.Scripter

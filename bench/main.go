@@ -1,8 +1,6 @@
-// Command bench answers: how does redismutex compare with its peers, and with the least that Redis can do? It is a module of its own,
-// so that what the peers need stays out of the go.mod that users of redismutex import.
+// Command bench measures redismutex, its peers and the least that Redis can do, each in turn. It is a module of its own, so that the
+// dependencies of the peers stay out of the go.mod that users of redismutex import.
 package main
-
-// This file answers: how is it run?
 
 import (
 	"cmp"
@@ -28,11 +26,11 @@ import (
 	"github.com/schollz/progressbar/v3"
 )
 
-// A process that is pinned knows by this how many CPUs there are, and one that has another task that it has.
+// pinnedEnv tells a pinned process the number of CPUs, childEnv a child process its task.
 const pinnedEnv, childEnv = "BENCH_PINNED", "BENCH_CHILD"
 
 func main() {
-	do := func() error { return bid(os.Args[1:], os.Stdout, os.Stderr) }
+	do := func() error { return runCommand(os.Args[1:], os.Stdout, os.Stderr) }
 	if os.Getenv(childEnv) != "" {
 		do = func() error { return childMain(os.Args[1:]) }
 	}
@@ -46,7 +44,7 @@ func main() {
 type bench struct {
 	turn    time.Duration
 	rounds  int
-	often   int    // how many times as many where turns are short
+	often   int    // the factor for rounds of short turns
 	cpu     string // of the servers and the proxies, or "" for any
 	dir     string
 	servers []*redistest.Server
@@ -56,16 +54,16 @@ type bench struct {
 	bar     *progressbar.ProgressBar
 }
 
-// bid does what the arguments bid.
-func bid(args []string, stdout, stderr io.Writer) error {
+// runCommand runs the command with these arguments.
+func runCommand(args []string, stdout, stderr io.Writer) error {
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
 	flags.SetOutput(stderr)
-	only := flags.String("only", "", "measure the workloads that match this `regexp`, and keep what is known of the others")
-	rounds := flags.Int("rounds", 3, "how many `rounds` a workload has; where turns are short, ten times as many")
-	turn := flags.Duration("turn", time.Second, "how `long` a library's turn is in a round on loopback; others are multiples")
+	only := flags.String("only", "", "measure the workloads that match this `regexp`, and keep the results of the others")
+	rounds := flags.Int("rounds", 3, "the number of `rounds` of a workload; ten times as many if turns are short")
+	turn := flags.Duration("turn", time.Second, "the `duration` of a library's turn on loopback; other turns are multiples of it")
 	quick := flags.Bool("quick", false, "run every workload for a moment: a smoke test")
-	render := flags.Bool("render", false, "draw anew from the JSON, and measure nothing")
-	pin := flags.Bool("pin", true, "have the servers on one CPU and the clients on another, on Linux")
+	render := flags.Bool("render", false, "render the tables and charts from the JSON, and measure nothing")
+	pin := flags.Bool("pin", true, "run the servers on one CPU and the clients on another (Linux only)")
 	root := flags.String("root", "", "the `directory` of README.md and docs: .. by default, with -quick a new one")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -108,7 +106,7 @@ func bid(args []string, stdout, stderr io.Writer) error {
 	return errors.Join(err, results.save(filepath.Join(*root, jsonFile)), results.render(*root, stdout))
 }
 
-// pinned starts the process anew on CPU 0, unless it has been already, and returns the CPU that is left for others.
+// pinned restarts the process on CPU 0, unless it is already there, and returns the CPU for the other processes.
 func pinned() (string, error) {
 	taskset, err := exec.LookPath("taskset")
 	if os.Getenv(pinnedEnv) != "" {
@@ -125,7 +123,7 @@ func pinned() (string, error) {
 	return "", syscall.Exec(taskset, append([]string{"taskset", "-c", "0", self}, os.Args[1:]...), env)
 }
 
-// child is this program as another process, on the given CPU if that is not "".
+// child returns a command that runs this program as another process, on the given CPU unless that is "".
 func child(cpu string, args ...string) (*exec.Cmd, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -146,7 +144,7 @@ func childMain(args []string) error {
 	return heldMain(args[1:])
 }
 
-// measure runs the workloads that match, and goes on where one of them fails.
+// measure runs the workloads that match, and continues if one of them fails.
 func (b *bench) measure(match *regexp.Regexp, results *Results, stderr io.Writer) (err error) {
 	if err := b.start(); err != nil {
 		return errors.Join(err, b.stop())
@@ -177,7 +175,7 @@ func (b *bench) roundsOf(w workload) int {
 	return cmp.Or(w.rounds, b.rounds)
 }
 
-// all runs one workload: round by round, in each of which another library is the first.
+// all runs one workload, round by round. Each round begins with another library.
 func (b *bench) all(w workload) (done map[string]*Rounds, failed error) {
 	done, turners := map[string]*Rounds{}, map[string]*turner{}
 	fail := func(library string, err error) {
@@ -207,7 +205,7 @@ func (b *bench) all(w workload) (done map[string]*Rounds, failed error) {
 				continue
 			}
 			b.bar.Describe(fmt.Sprintf("%s, round %d of %d, %s", w.name, round+1, b.roundsOf(w), library))
-			runtime.GC() // what the one before has left
+			runtime.GC() // garbage of the last turn
 			s, waits, err := turners[library].turn(w.turn)
 			fail(library, err)
 			if err == nil {
@@ -226,7 +224,7 @@ func (b *bench) all(w workload) (done map[string]*Rounds, failed error) {
 	return done, failed
 }
 
-// start starts the servers, and what is between.
+// start starts the servers and the proxies.
 func (b *bench) start() (err error) {
 	if b.dir, err = os.MkdirTemp("", "bench"); err != nil {
 		return err
@@ -256,7 +254,7 @@ func (b *bench) start() (err error) {
 	return nil
 }
 
-// server starts another one, which lives as long as the bench.
+// server starts another server, which lives as long as the bench.
 func (b *bench) server() (addr string, err error) {
 	dir, err := os.MkdirTemp(b.dir, "redis")
 	if err != nil {
@@ -280,7 +278,7 @@ func (b *bench) stop() (err error) {
 	return errors.Join(err, os.RemoveAll(b.dir))
 }
 
-// newKey is one that nobody has used before.
+// newKey returns a key that has not been used before.
 func (b *bench) newKey() string {
 	b.keys++
 	return fmt.Sprint("bench-", b.keys)

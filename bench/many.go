@@ -1,7 +1,5 @@
 package main
 
-// This file answers: what do many cost: locks that are held, and waiters for one key?
-
 import (
 	"context"
 	"encoding/json"
@@ -19,7 +17,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// held runs a process of its own, whose memory and time are those of one library alone.
+// held runs a process of its own, to measure the memory and CPU time of one library alone.
 func (b *bench) held(n int) func(string) (*turner, error) {
 	return func(library string) (*turner, error) {
 		turn := func(d time.Duration) (s sample, _ []time.Duration, err error) {
@@ -39,7 +37,7 @@ func (b *bench) held(n int) func(string) (*turner, error) {
 	}
 }
 
-// heldMain is the process: it holds n locks for a while, and says what that cost.
+// heldMain is that process: it holds n locks for a while, and prints what they cost.
 func heldMain(args []string) error {
 	ctx := context.Background()
 	library, addr := args[0], args[1]
@@ -51,7 +49,7 @@ func heldMain(args []string) error {
 	if err != nil {
 		return err
 	}
-	time.AfterFunc(2*window+time.Minute, func() { panic("somebody is never granted a lock that is free") })
+	time.AfterFunc(2*window+time.Minute, func() { panic("a free lock was not granted in time") })
 	c, err := open(library, addr)
 	if err != nil {
 		return err
@@ -60,10 +58,10 @@ func heldMain(args []string) error {
 		c.many = c.lock
 	}
 	rc := dial(addr)
-	hold := func(prefix string, n int) ([]func() error, error) {
+	acquire := func(prefix string, n int) ([]func() error, error) {
 		unlocks, errs := make([]func() error, n), make([]error, n)
 		var all sync.WaitGroup
-		turns := make(chan struct{}, 16) // so many at once, lest the way there is what is measured
+		turns := make(chan struct{}, 16) // few at a time, so that acquiring them does not add to what is measured
 		for i := range n {
 			turns <- struct{}{}
 			all.Go(func() {
@@ -80,13 +78,13 @@ func heldMain(args []string) error {
 		}
 		return err
 	}
-	first, err := hold("first:"+library, 100)
-	time.Sleep(window / 4) // until they have been renewed: what is there once, is there then
+	first, err := acquire("first:"+library, 100)
+	time.Sleep(window / 4) // until they have been renewed, so that everything that is allocated once exists
 	if err := errors.Join(err, free(first)); err != nil {
 		return err
 	}
 	goroutines, bytes := runtime.NumGoroutine(), memory()
-	unlocks, err := hold("held:"+library, n)
+	unlocks, err := acquire("held:"+library, n)
 	if err != nil {
 		return err
 	}
@@ -109,17 +107,17 @@ func heldMain(args []string) error {
 		"bytes":      (memory() - bytes) / float64(n),
 		"goroutines": float64(runtime.NumGoroutine()-goroutines) / float64(n),
 	}
-	if err := free(unlocks); err != nil { // a lock that was lost is an error here
+	if err := free(unlocks); err != nil { // returns an error if a lock was lost
 		return err
 	}
 	return errors.Join(json.NewEncoder(os.Stdout).Encode(s), c.close(), rc.Close())
 }
 
-// memory is what is in use: the heap and the stacks.
+// memory returns the bytes in use on the heap and the stacks.
 func memory() float64 {
 	var m runtime.MemStats
 	runtime.GC()
-	runtime.GC() // what the first one has finalized
+	runtime.GC() // frees what the first run has finalized
 	runtime.ReadMemStats(&m)
 	return float64(m.HeapAlloc + m.StackInuse)
 }
@@ -127,12 +125,12 @@ func memory() float64 {
 func cpuTime() time.Duration {
 	var u syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
-		panic(err) // it has no other reason than its arguments
+		panic(err) // only wrong arguments make it fail
 	}
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
 
-// waiters has n of one client wait for a key that another one holds, for a while, and lets them have it then one after the other.
+// waiters makes n goroutines of one client wait for a key that another client holds, for a while, and then lets them lock it in turn.
 func (b *bench) waiters(n int) func(string) (*turner, error) {
 	return func(library string) (*turner, error) {
 		server, err := b.server()
@@ -158,7 +156,7 @@ func wait(rc *redis.Client, holder, waiter *client, key string, n int, window ti
 	if err != nil {
 		return nil, err
 	}
-	var at [4]stats // before all have joined, after, after a while, and after all have had the lock
+	var at [4]stats // before and after all have joined, after a while, and after all have had the lock
 	look := func(i int) {
 		var failed error
 		at[i], failed = serverStats(rc)
@@ -170,7 +168,7 @@ func wait(rc *redis.Client, holder, waiter *client, key string, n int, window ti
 	began := time.Now()
 	errs := make([]error, n)
 	for i := 0; i < n && err == nil; {
-		for range min(connections, n-i) { // so many at once, lest what they wait for is a connection
+		for range min(connections, n-i) { // no more at once than connections, so that none waits for a connection
 			me := i
 			i++
 			all.Go(func() {
@@ -185,9 +183,9 @@ func wait(rc *redis.Client, holder, waiter *client, key string, n int, window ti
 		for joined := int64(0); joined < int64(i) && err == nil; {
 			switch {
 			case left.Load() > 0:
-				err = errors.New("somebody waits no more, and the lock has not been unlocked")
+				err = errors.New("a waiter has returned before the lock was unlocked")
 			case time.Since(began) > time.Minute:
-				err = fmt.Errorf("only %d of %d joined within a minute", joined, i)
+				err = fmt.Errorf("only %d of %d waiters joined within a minute", joined, i)
 			default:
 				joined, err = rc.ZCard(ctx, "{"+key+"}:lock-intent").Result()
 			}
@@ -200,7 +198,7 @@ func wait(rc *redis.Client, holder, waiter *client, key string, n int, window ti
 	took := time.Since(start)
 	err = errors.Join(err, unlock())
 	if !ends(&all, time.Minute) {
-		return nil, errors.Join(err, errors.New("some still waited a minute after the lock was free"))
+		return nil, errors.Join(err, errors.New("some waiters were not granted the lock within a minute of the unlock"))
 	}
 	look(3)
 	if err := errors.Join(append(errs, err)...); err != nil {
@@ -216,7 +214,7 @@ func wait(rc *redis.Client, holder, waiter *client, key string, n int, window ti
 	}, nil
 }
 
-// stats are what a server has done so far.
+// stats are the statistics of a server.
 type stats struct{ scripts, busy, reads, cpu float64 } // busy with scripts, in µs; cpu in s
 
 func serverStats(rc *redis.Client) (s stats, err error) {
@@ -226,7 +224,7 @@ func serverStats(rc *redis.Client) (s stats, err error) {
 	}
 	for line := range strings.Lines(text) {
 		name, value, _ := strings.Cut(strings.TrimSpace(line), ":")
-		v, _ := strconv.ParseFloat(value, 64) // 0 for what is no number, and not asked for
+		v, _ := strconv.ParseFloat(value, 64) // 0 if it is not a number, which is not used
 		switch name {
 		case "cmdstat_evalsha", "cmdstat_eval":
 			var calls, µs float64

@@ -1,7 +1,5 @@
 package main
 
-// This file answers: do the peers stay out of the library's go.mod?
-
 import (
 	"encoding/json"
 	"os/exec"
@@ -18,7 +16,7 @@ type requirement struct {
 	Indirect bool
 }
 
-// Whatever this module requires for its own sake the library must not, not even indirectly: the peers, and what draws the charts.
+// The library requires none of the direct requirements of this module, not even indirectly: neither the peers nor the charts.
 func TestLibraryRequiresNoPeer(t *testing.T) {
 	library := map[string]bool{}
 	for _, r := range parse(t, "../go.mod").Require {
@@ -32,11 +30,11 @@ func TestLibraryRequiresNoPeer(t *testing.T) {
 		}
 		peers++
 		if library[r.Path] {
-			t.Errorf("../go.mod requires %s", r.Path)
+			t.Errorf("want ../go.mod not to require %s, it does", r.Path)
 		}
 	}
 	if peers == 0 {
-		t.Error("no peer was found, so nothing was checked")
+		t.Error("want peers to check, found none")
 	}
 }
 

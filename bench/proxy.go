@@ -1,8 +1,5 @@
 package main
 
-// This file answers: what is between a client and a distant Redis? A TCP proxy in a process of its own, the same for every
-// library, which holds back what passes for half a round trip, and counts the commands that clients send.
-
 import (
 	"bufio"
 	"bytes"
@@ -19,7 +16,8 @@ import (
 	"time"
 )
 
-// A proxy is the parent's end of the process.
+// A proxy is the parent's end of a process that connects clients to Redis. It delays everything by half a round trip in each
+// direction, for every library alike, and counts the commands that clients send.
 type proxy struct {
 	addrs  []string // one for each target
 	ask    io.WriteCloser
@@ -27,8 +25,8 @@ type proxy struct {
 	cmd    *exec.Cmd
 }
 
-// startProxy starts a process that delays by each, in either direction. It ends when its standard input does, so also with this
-// process.
+// startProxy starts a process that delays by each, in each direction. It ends when its standard input is closed, and therefore with
+// this process.
 func startProxy(cpu string, each time.Duration, targets ...string) (*proxy, error) {
 	cmd, err := child(cpu, append([]string{"proxy", each.String()}, targets...)...)
 	if err != nil {
@@ -53,13 +51,13 @@ func startProxy(cpu string, each time.Duration, targets ...string) (*proxy, erro
 	return p, nil
 }
 
-// commands is how many commands clients have sent so far.
+// commands returns the number of commands that clients have sent so far.
 func (p *proxy) commands() (int, error) {
 	if _, err := fmt.Fprintln(p.ask); err != nil {
 		return 0, err
 	}
 	if !p.answer.Scan() {
-		return 0, errors.Join(errors.New("the proxy has gone"), p.answer.Err())
+		return 0, errors.Join(errors.New("the proxy has exited"), p.answer.Err())
 	}
 	return strconv.Atoi(p.answer.Text())
 }
@@ -68,9 +66,9 @@ func (p *proxy) close() error {
 	return errors.Join(p.ask.Close(), p.cmd.Wait())
 }
 
-// proxyMain is the process: it says where it listens, and then, for each line that it reads, how many commands passed.
+// proxyMain is that process: it prints its addresses, and then, for each line that it reads, the number of commands.
 func proxyMain(args []string) error {
-	runtime.GOMAXPROCS(4) // so that who sleeps keeps nobody from reading, though there be one CPU
+	runtime.GOMAXPROCS(4) // so that a sleeping thread does not keep others from reading, even with one CPU
 	each, err := time.ParseDuration(args[0])
 	if err != nil {
 		return err
@@ -94,11 +92,11 @@ func proxyMain(args []string) error {
 	return asked.Err()
 }
 
-// A line delays all connections by the same time. So what is under way is due in the order in which it was sent, one queue does for
-// all of it, and one sleeper: a timer of Go's may be a millisecond late.
+// A line delays all connections by the same time. So the bytes in flight are due in the order in which they were sent, and one queue
+// and one sleeping thread suffice. A timer of Go may be a millisecond late.
 type line struct {
 	each     time.Duration
-	under    chan parcel // under way
+	under    chan parcel // in flight
 	commands atomic.Int64
 }
 
@@ -117,7 +115,7 @@ func (l *line) deliver() {
 		if p.bytes == nil {
 			p.to.Close()
 		} else if _, err := p.to.Write(p.bytes); err != nil {
-			p.to.Close() // its reader sees that, and ends the other side
+			p.to.Close() // its reader notices that, and ends the other side
 		}
 	}
 }
@@ -130,7 +128,7 @@ func (l *line) serve(near net.Listener, target string) {
 		}
 		server, err := net.Dial("tcp", target)
 		if err != nil {
-			client.Close() // as a server that refuses: the client reports it
+			client.Close() // the client reports it, as if the server had refused
 			continue
 		}
 		go l.collect(client, server, &counter{})
@@ -138,7 +136,7 @@ func (l *line) serve(near net.Listener, target string) {
 	}
 }
 
-// collect takes what one side sends, until it has gone.
+// collect reads what one side sends until that is closed.
 func (l *line) collect(from, to net.Conn, sent *counter) {
 	buf := make([]byte, 64<<10)
 	for {
@@ -158,8 +156,8 @@ func (l *line) collect(from, to net.Conn, sent *counter) {
 
 // A counter reads what one client sends: each command is a RESP array of bulk strings.
 type counter struct {
-	head []byte // of a line, the rest of which has not come yet
-	skip int    // how much of a bulk string is still to come
+	head []byte // the beginning of a line, the rest of which has not arrived
+	skip int    // the number of bytes of a bulk string that have not arrived
 }
 
 func (c *counter) count(b []byte) (commands int64) {

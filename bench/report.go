@@ -1,7 +1,5 @@
 package main
 
-// This file answers: how is it told? In tables, one for each question, and one of what the library set out to reach.
-
 import (
 	"errors"
 	"fmt"
@@ -16,7 +14,7 @@ import (
 	"strings"
 )
 
-// What is written, below the root of the repository.
+// The files that are written, relative to the root of the repository.
 var (
 	jsonFile   = filepath.Join("docs", "performance.json")
 	docFile    = filepath.Join("docs", "performance.md")
@@ -25,7 +23,7 @@ var (
 	waitsChart = filepath.Join("docs", "waits.svg")
 )
 
-// render writes everything that follows from the results.
+// render writes the tables and charts.
 func (r *Results) render(root string, stdout io.Writer) error {
 	all := r.machine() + "\n\n" + r.tables() + "\n### Targets\n\n" + r.targets()
 	_, err := io.WriteString(stdout, all)
@@ -36,10 +34,10 @@ func (r *Results) render(root string, stdout io.Writer) error {
 		r.drawWaits(filepath.Join(root, waitsChart)))
 }
 
-// Between these marks a text is generated.
+// The text between these marks is generated.
 const begin, end = "<!-- begin performance -->\n", "<!-- end performance -->"
 
-// between puts text between the marks of a file, if there is one that has them.
+// between replaces the text between the marks of a file, if the file exists and has marks.
 func between(path, text string) error {
 	old, err := os.ReadFile(path)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -58,7 +56,7 @@ func between(path, text string) error {
 
 func (r *Results) machine() string {
 	m := r.Machine
-	where := "clients and servers wherever the system put them"
+	where := "clients and servers on any CPU"
 	if m.Pinned {
 		where = "clients on one, servers and the 1 ms link on another"
 	}
@@ -70,7 +68,7 @@ func (r *Results) machine() string {
 		m.Redis, m.Go, m.OS, m.CPUs, where, m.Date, strings.Join(versions, ", "), m.Rounds, m.Turn)
 }
 
-// number has three digits that count.
+// number formats v with three significant digits.
 func number(v float64) string {
 	switch {
 	case math.IsNaN(v) || math.IsInf(v, 0):
@@ -100,7 +98,7 @@ func table(head string, rows [][]string) string {
 	return t.String()
 }
 
-// libraries are those measured in a workload, ours first, then the floors, then the others.
+// libraries returns the libraries measured in a workload, redismutex first, then the floors, then the peers.
 func (r *Results) libraries(workload string) (names []string) {
 	for _, library := range slices.Concat([]string{ours, oursAuto, raw, rawAuto, blpop, blpopAuto, pairs}, peers) {
 		if r.Workloads[workload][library] != nil {
@@ -110,7 +108,7 @@ func (r *Results) libraries(workload string) (names []string) {
 	return names
 }
 
-// counts are the n of the workloads named "<prefix><n>", in order.
+// counts returns the numbers n of the workloads named "<prefix><n>", in order.
 func (r *Results) counts(prefix string) (counts []int) {
 	for name := range r.Workloads {
 		if text, ok := strings.CutPrefix(name, prefix); ok {
@@ -123,13 +121,13 @@ func (r *Results) counts(prefix string) (counts []int) {
 	return counts
 }
 
-// A column is a measure of a library.
+// A column shows one measure of each library.
 type column struct {
 	title string
 	of    func(library string) float64
 }
 
-// block is a table with a row for each library of a workload.
+// block returns a table with a row for each library of a workload.
 func (r *Results) block(title, workload string, columns ...column) string {
 	head, rows := "library", [][]string(nil)
 	for _, c := range columns {
@@ -153,7 +151,7 @@ func (r *Results) times(title, workload, measure, other string) column {
 	return column{title, func(library string) float64 { return r.ratio(workload, measure, library, other) }}
 }
 
-// tables are those of all workloads.
+// tables returns the tables of all workloads.
 func (r *Results) tables() string {
 	bg, cancellable := "serial/background", "serial/cancellable"
 	near, far := "64 keys/"+loopback, "64 keys/"+distant
@@ -216,10 +214,10 @@ func (r *Results) tables() string {
 		table("waiters|script time per join, µs|per hand-off, µs|Redis busy with their renewals, %|Redis' CPU, %|renewals per read", rows)
 }
 
-// A target is what is set out to be reached in one figure.
+// A target is a goal for one figure.
 type target struct {
 	what   string
-	least  bool // the limit is the least, or else the most
+	least  bool // whether the limit is a minimum; otherwise it is a maximum
 	limit  float64
 	of     string
 	actual float64
@@ -296,7 +294,7 @@ func (r *Results) targets() string {
 	return table("what|target|measured|", rows)
 }
 
-// summary is the README's table.
+// summary returns the table of the README.
 func (r *Results) summary() string {
 	var rows [][]string
 	add := func(what, workload, measure, who, floor string, less bool) {

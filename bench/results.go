@@ -1,7 +1,5 @@
 package main
 
-// This file answers: what was measured, where, and what follows from it?
-
 import (
 	"encoding/json"
 	"errors"
@@ -12,13 +10,13 @@ import (
 	"time"
 )
 
-// Results are what docs/performance.json holds.
+// Results are the contents of docs/performance.json.
 type Results struct {
 	Machine   Machine
 	Workloads map[string]map[string]*Rounds // by workload and library
 }
 
-// Machine is what else the figures depend on.
+// Machine describes the environment of the measurements.
 type Machine struct {
 	Date, Go, OS, Redis string
 	CPUs                int
@@ -28,14 +26,14 @@ type Machine struct {
 	Versions            map[string]string // of the modules compared
 }
 
-// Rounds are what one library did in one workload.
+// Rounds are the results of one library in one workload.
 type Rounds struct {
 	Samples []sample
 	Waits   []float64 `json:",omitempty"` // in ms: the 0th to the 100th percentile of all rounds, where they are drawn
 	waits   []time.Duration
 }
 
-// A sample is what one turn came to, by measure.
+// A sample has the figures of one turn, by measure.
 type sample map[string]float64
 
 func load(path string) (*Results, error) {
@@ -58,7 +56,7 @@ func (r *Results) save(path string) error {
 	return os.WriteFile(path, append(text, '\n'), 0o644)
 }
 
-// each is a measure, round by round: NaN where it was not taken.
+// each returns a measure of every round, NaN if it was not taken.
 func (r *Results) each(workload, library, measure string) (values []float64) {
 	if rounds := r.Workloads[workload][library]; rounds != nil {
 		for _, s := range rounds.Samples {
@@ -72,7 +70,7 @@ func (r *Results) each(workload, library, measure string) (values []float64) {
 	return values
 }
 
-// mean is over all rounds.
+// mean returns the mean over all rounds.
 func (r *Results) mean(workload, library, measure string) float64 {
 	values := r.each(workload, library, measure)
 	sum := 0.0
@@ -82,8 +80,8 @@ func (r *Results) mean(workload, library, measure string) float64 {
 	return sum / float64(len(values))
 }
 
-// ratio is the median, over the rounds, of what the two libraries did in the same round: it holds on a noisy machine where a time
-// does not.
+// ratio returns the median over the rounds of the ratio of two libraries in the same round. On a noisy machine it is more stable than a
+// time.
 func (r *Results) ratio(workload, measure, library, other string) float64 {
 	mine, theirs := r.each(workload, library, measure), r.each(workload, other, measure)
 	var ratios []float64
@@ -96,7 +94,7 @@ func (r *Results) ratio(workload, measure, library, other string) float64 {
 	return median(ratios)
 }
 
-// bestPeer is the peer with the greatest mean, or the least, and "" where none was measured.
+// bestPeer returns the peer with the greatest mean, or the least; "" if none was measured.
 func (r *Results) bestPeer(workload, measure string, less bool) (best string) {
 	for _, p := range peers {
 		was, is := r.mean(workload, best, measure), r.mean(workload, p, measure)
@@ -107,13 +105,13 @@ func (r *Results) bestPeer(workload, measure string, less bool) (best string) {
 	return best
 }
 
-// median is that of at least one value.
+// median returns the median of at least one value.
 func median[T float64 | time.Duration](values []T) T {
 	s := slices.Sorted(slices.Values(values))
 	return (s[(len(s)-1)/2] + s[len(s)/2]) / 2
 }
 
-// percentiles are the 0th to the 100th, in ms.
+// percentiles returns the 0th to the 100th percentile, in ms.
 func percentiles(waits []time.Duration) (p []float64) {
 	if len(waits) == 0 {
 		return nil
@@ -125,7 +123,7 @@ func percentiles(waits []time.Duration) (p []float64) {
 	return p
 }
 
-// jain is the fairness index of Jain, Chiu and Hawe: 1 where all have had the same, 1/n where one of n has had all.
+// jain returns the fairness index of Jain, Chiu and Hawe: 1 if all counts are equal, 1/n if all but one of n are 0.
 func jain(counts []int) float64 {
 	var sum, squares float64
 	for _, c := range counts {

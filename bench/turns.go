@@ -1,7 +1,5 @@
 package main
 
-// This file answers: what happens in one turn of one library?
-
 import (
 	"context"
 	"errors"
@@ -15,19 +13,19 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// patience is how long one may wait who has no reason to: the lock is free, or the turn is over.
-const patience = ttl + time.Second
+// timeout is how long a waiter may take to return although the lock is free, or the turn is over.
+const timeout = ttl + time.Second
 
-// A crowd is what goroutines that lock and unlock, again and again, came to.
+// A crowd has the results of goroutines that lock and unlock repeatedly.
 type crowd struct {
 	took      time.Duration
-	counts    []int           // how often each got its lock
-	waits     []time.Duration // how long for; of those that wait at the end, so far
-	handovers int64           // how often somebody else got it than before
+	counts    []int           // the number of locks of each goroutine
+	waits     []time.Duration // how long each lock took; of goroutines that wait at the end, so far
+	handovers int64           // how often a lock went to another goroutine than the last one
 }
 
-// run has each lock be locked and unlocked by a goroutine until the turn is over. Nothing is done inside. atEnd is called then; where it
-// ends ctx, who still waits is told so, and is not counted.
+// run starts a goroutine for each lock that locks and unlocks it until the turn is over, with nothing in between. Then it calls atEnd.
+// If that cancels ctx, the goroutines that still wait return and are not counted.
 func run(ctx context.Context, locks []lock, turn time.Duration, atEnd func() error) (*crowd, error) {
 	c := &crowd{counts: make([]int, len(locks))}
 	var over atomic.Bool
@@ -64,14 +62,14 @@ func run(ctx context.Context, locks []lock, turn time.Duration, atEnd func() err
 	over.Store(true)
 	c.took, c.handovers = time.Since(start), handovers.Load()
 	err := atEnd()
-	if !ends(&all, patience) {
-		return nil, fmt.Errorf("some still waited %v after the turn", patience)
+	if !ends(&all, timeout) {
+		return nil, fmt.Errorf("some goroutines still waited %v after the turn", timeout)
 	}
 	c.waits = slices.Concat(waits...)
 	return c, errors.Join(append(errs, err)...)
 }
 
-// ends says whether all do within that time.
+// ends reports whether all goroutines return within that time.
 func ends(all *sync.WaitGroup, within time.Duration) bool {
 	done := make(chan struct{})
 	go func() { all.Wait(); close(done) }()
@@ -99,13 +97,13 @@ func (c *crowd) sample() sample {
 	}
 }
 
-// handOffs has a lock go from one client to another that waits for it already, until the turn is over: how long from the start of
-// Unlock to the return of Lock? Whether one waits no library tells: it is given its time, and so much more by chance that those who
-// poll are met at any moment of their pause. The last before is a PING, so that nothing is asleep, and another one for its time. Who is
-// not woken at all is lost, and has waited for as long as it was left to.
+// handOffs hands a lock from one client to another that waits for it, until the turn is over, and measures the time from the start of
+// Unlock to the return of Lock. No library reports that a client waits, so it is given some time, plus a random one, so that a library
+// that polls is met at any moment of its pause. A PING before the unlock wakes the server, and another measures a round trip. A waiter
+// that is never woken is lost; its wait counts as the time after which it was given up.
 func handOffs(from, to lock, rc *redis.Client, turn time.Duration) (took, trips []time.Duration, lost int, err error) {
 	once := func() error {
-		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		ctx, cancel := context.WithTimeout(context.Background(), timeout)
 		defer cancel()
 		unlock, err := from(ctx)
 		if err != nil {
@@ -151,7 +149,7 @@ func handOffs(from, to lock, rc *redis.Client, turn time.Duration) (took, trips 
 	return took, trips, lost, err
 }
 
-// mostlyReads locks to write every 20th time, to read else, where the library can.
+// mostlyReads takes a write lock every 20th time, and otherwise a read lock if the library has them.
 func mostlyReads(c *client, key string, goroutine int) lock {
 	write, read := c.lock(key), c.lock(key)
 	if c.rlock != nil {

@@ -1,7 +1,5 @@
 package main
 
-// This file answers: what is measured?
-
 import (
 	"context"
 	"errors"
@@ -9,34 +7,34 @@ import (
 	"time"
 )
 
-// A workload is measured round by round, in which each library has a turn.
+// A workload is measured in rounds. In each round every library has a turn.
 type workload struct {
 	name      string
 	libraries []string
 	turn      time.Duration
-	rounds    int  // 0: as many as are asked for
-	cold      bool // it does without a warm-up
-	drawn     bool // its waits are
+	rounds    int  // 0: the number given by -rounds
+	cold      bool // without a warm-up
+	drawn     bool // whether its waits are drawn
 	prepare   func(library string) (*turner, error)
 }
 
-// A turner is one library that is ready for a workload.
+// A turner is a library prepared for a workload.
 type turner struct {
 	turn  func(time.Duration) (sample, []time.Duration, error)
 	close func() error
 }
 
-// A network is how far away Redis is.
+// A network is a Redis at some distance.
 type network struct {
 	name  string
 	addr  string
 	nodes []string // of the quorum
-	proxy *proxy   // of those who count commands
+	proxy *proxy   // counts commands; nil: none
 }
 
 const loopback, distant, counted = "loopback", "1 ms", "counted"
 
-// Who contends for the one key.
+// The contenders for one key.
 var contenders = []struct {
 	name string
 	gathering
@@ -46,14 +44,14 @@ var contenders = []struct {
 	{"16 clients", gathering{goroutines: 16, clients: 16, cancellable: true}},
 }
 
-// How many locks are held, and how many wait.
+// The numbers of locks held, and of waiters.
 var (
 	heldCounts = []int{2_000, 10_000}
 	waitCounts = []int{10, 100, 1_000, 10_000}
 )
 
 func (b *bench) workloads() (all []workload) {
-	// With nobody in the way a turn can be short, and rounds be many: so they are by turns more often.
+	// Without contention, short turns suffice, and many rounds make the ratios more stable.
 	often := func(w *workload) { w.rounds, w.turn = b.often*b.rounds, w.turn/time.Duration(b.often) }
 	add := func(name string, libraries []string, turn time.Duration, prepare func(string) (*turner, error)) *workload {
 		all = append(all, workload{name: name, libraries: libraries, turn: turn, prepare: prepare})
@@ -68,7 +66,7 @@ func (b *bench) workloads() (all []workload) {
 	for _, name := range []string{loopback, distant} {
 		net, libraries := b.nets[name], with(ours, oursAuto, raw, rawAuto)
 		if name == distant {
-			libraries = libraries[:5] // and rueidislock, the only peer whose commands share a connection
+			libraries = libraries[:5] // including rueidislock, the only peer whose commands share a connection
 		}
 		often(add("64 keys/"+name, libraries, b.turn, b.gather(net, gathering{goroutines: 64, clients: 1, apart: true}, net.open)))
 	}
@@ -79,9 +77,9 @@ func (b *bench) workloads() (all []workload) {
 			w.drawn = who.clients > 1
 			switch name {
 			case distant:
-				w.turn *= 2 // so that each of 64 has many turns
+				w.turn *= 2 // so that each of 64 goroutines gets many locks
 			case counted:
-				w.rounds, w.turn = 1, w.turn/2 // what is counted hardly varies
+				w.rounds, w.turn = 1, w.turn/2 // counts hardly vary
 			}
 		}
 	}
@@ -104,7 +102,7 @@ func (b *bench) workloads() (all []workload) {
 	return all
 }
 
-// A gathering is who locks what, again and again.
+// A gathering describes the goroutines and clients that lock repeatedly.
 type gathering struct {
 	goroutines, clients int
 	apart               bool // each has a key of its own
@@ -120,7 +118,7 @@ func (n *network) openQuorum(library string) (*client, error) {
 	return openQuorum(library, n.nodes), nil
 }
 
-// openAll makes as many clients of the library, and what closes them.
+// openAll opens n clients of the library, and returns a function that closes them.
 func openAll(open openFunc, library string, n int) (all []*client, closeAll func() error, err error) {
 	closeAll = func() (err error) {
 		for _, c := range all {
@@ -138,7 +136,8 @@ func openAll(open openFunc, library string, n int) (all []*client, closeAll func
 	return all, closeAll, nil
 }
 
-// gather takes another key in each turn where somebody waits: a lock that got lost at the end of one is no matter in the next.
+// gather prepares a turn of a gathering. Contended turns use a new key each, so that a lock that is lost at the end of one does not
+// affect the next.
 func (b *bench) gather(net *network, g gathering, open openFunc) func(string) (*turner, error) {
 	return func(library string) (*turner, error) {
 		clients, closeAll, err := openAll(open, library, g.clients)
@@ -190,7 +189,7 @@ func (b *bench) handOff(net *network) func(string) (*turner, error) {
 	}
 }
 
-// crowd is a turn of a crowd, with what the network knows of it.
+// crowd runs a turn of a crowd, and adds the figures of the network.
 func (b *bench) crowd(net *network, locks []lock, d time.Duration, g gathering) (sample, []time.Duration, error) {
 	trip, err := roundTrip(net)
 	if err != nil {
@@ -231,7 +230,7 @@ func (b *bench) crowd(net *network, locks []lock, d time.Duration, g gathering) 
 	return s, c.waits, nil
 }
 
-// roundTrip is the median of some PINGs.
+// roundTrip returns the median time of some PINGs.
 func roundTrip(net *network) (time.Duration, error) {
 	ctx := context.Background()
 	rc := dial(net.addr)

@@ -2,8 +2,6 @@
 
 package chaos
 
-// This file checks what the clients wrote down when all is over.
-
 import (
 	"bufio"
 	"bytes"
@@ -19,16 +17,16 @@ import (
 )
 
 const (
-	// late is how much later than the end of its lease a client on a busy machine may see that.
+	// late is how much later than the end of its lease a client on a busy machine may see the end.
 	late = 150 * time.Millisecond
-	// patience is how long after a renewal the answer may take.
-	patience = 500 * time.Millisecond
-	// doubt is how long at most something of an operation may be left of which nobody knows how it ended: a request
-	// that lies with a frozen server, and the lease that it gets then.
+	// answer is how long the reply to a renewal may take.
+	answer = 500 * time.Millisecond
+	// doubt is how long after its last event an operation of unknown outcome may still hold a lock: a request may wait in
+	// a frozen server, and is then given a lease.
 	doubt = 10 * time.Second
 )
 
-// check looks at what the clients wrote down.
+// check checks what the clients have recorded.
 func (w *world) check(faults []fault, finished int64) {
 	var ops []history.Op
 	byClient := map[string][]history.Op{}
@@ -40,31 +38,31 @@ func (w *world) check(faults []fault, finished int64) {
 	w.effects(faults, ops, byClient)
 	w.writes(ops)
 
-	var sure, frail, told []history.Op
+	var sure, frail, informed []history.Op
 	for _, o := range ops {
 		if !slices.Contains(w.config.Frail, o.Key) {
 			sure = append(sure, o)
 			continue
 		}
-		// A failover may let a second holder in. The first is told with its next renewal.
+		// After a failover there may be a second holder. The first learns of it at its next renewal.
 		if _, to, ok := o.Held(); ok {
 			o.Unlocking, o.Paused = 0, false
-			o.Ended = max(o.Got, to-int64(ttlOf(o)/2+patience))
+			o.Ended = max(o.Got, to-int64(ttlOf(o)/2+answer))
 		}
 		frail = append(frail, o)
-		if o.Got == 0 || o.Ended > o.Got { // of the others there is no time that they must have had alone
-			told = append(told, o)
+		if o.Got == 0 || o.Ended > o.Got { // of the others it is unknown whether they held the lock alone
+			informed = append(informed, o)
 		}
 	}
 	w.must(history.Exclusion(sure))
-	w.must(history.Exclusion(told))
+	w.must(history.Exclusion(informed))
 	w.must(history.Tokens(sure))
 	w.must(history.TokensAfterLoss(frail))
 	if w.kind == standalone {
-		w.must(history.Linearizable(ops, 20*time.Second)) // an error also if it is undecided
+		w.must(history.Linearizable(ops, 20*time.Second)) // returns an error if it is undecided, too
 	}
 
-	// The point of this sleep is that all leases end. The last to go are the tombstones.
+	// Wait until all leases have ended. Tombstones last longest.
 	time.Sleep(time.Duration(finished-mono()) + 2*longest + time.Second)
 	for _, s := range w.all() {
 		keys, err := s.Client(w).Keys(w.Context(), "*").Result()
@@ -91,7 +89,7 @@ func ttlOf(o history.Op) time.Duration {
 	return d
 }
 
-// load reads what a client has left, and brings its history to what is certain.
+// load reads the records of a client, and reduces its history to what is certain.
 func (w *world) load(p *process) []history.Op {
 	read := func(what string) []byte {
 		b, err := os.ReadFile(filepath.Join(w.dir, p.name+"."+what))
@@ -100,11 +98,11 @@ func (w *world) load(p *process) []history.Op {
 	}
 	for line := range strings.Lines(string(read("log"))) {
 		if strings.HasPrefix(line, violation) || strings.Contains(line, "DATA RACE") || strings.HasPrefix(line, "panic: ") {
-			w.Errorf("client %s: %s", p.name, line)
+			w.Errorf("client %s reports: %s", p.name, line)
 		}
 	}
 	if p.died == 0 && p.cmd.ProcessState.ExitCode() != 0 {
-		w.Errorf("client %s: %v", p.name, p.cmd.ProcessState)
+		w.Errorf("want client %s to exit with 0, got %v", p.name, p.cmd.ProcessState)
 	}
 	pauses := p.pauses
 	for lines := bufio.NewScanner(bytes.NewReader(read("pauses"))); lines.Scan(); {
@@ -117,17 +115,17 @@ func (w *world) load(p *process) []history.Op {
 	ops, err := history.Load(bytes.NewReader(read("history")))
 	w.must(err)
 	for i := range ops {
-		w.settle(&ops[i], p, pauses)
+		w.complete(&ops[i], p, pauses)
 	}
 	return ops
 }
 
-// settle holds against the operation that it was trusted for too long, and else takes it for over when its trust was:
-// a timer may be late, the more so in a process that stood still.
-func (w *world) settle(o *history.Op, p *process, pauses []pause) {
+// complete fills in the unknown times of an operation. It reports a lock that was trusted for too long; if the client saw
+// the end only a little late, since it was stopped or the machine was busy, the lock counts as held until its trust ended.
+func (w *world) complete(o *history.Op, p *process, pauses []pause) {
 	over := end(o)
 	if over == 0 && slices.Contains(w.config.Frail, o.Key) {
-		o.Ended = p.died // a failover tells the living only
+		o.Ended = p.died // a client that has died does not learn of a failover
 	}
 	if o.Freed == 0 {
 		o.Freed = max(o.Asked, o.Got, over, p.died) + int64(doubt)
@@ -142,16 +140,16 @@ func (w *world) settle(o *history.Op, p *process, pauses []pause) {
 		}
 	}
 	if d := time.Duration(over - awake); d > late {
-		w.Errorf("trusted for %v longer than its lease: %v", d, o)
+		w.Errorf("want a lock trusted no longer than its lease, it was for %v longer: %v", d, o)
 		return
 	}
 	o.Paused = true
-	if o.Got >= o.Until { // it never knew itself a holder
+	if o.Got >= o.Until { // the lease had ended before the client knew of the grant
 		o.Got, o.Ended = 0, over
 	}
 }
 
-// end is when its client did not rely on it any more; 0: nobody knows.
+// end returns when the client stopped relying on the lock; 0: unknown.
 func end(o *history.Op) int64 {
 	if o.Unlocking == 0 || o.Ended == 0 {
 		return max(o.Unlocking, o.Ended)
@@ -159,7 +157,7 @@ func end(o *history.Op) int64 {
 	return min(o.Unlocking, o.Ended)
 }
 
-// progress looks for those who got nothing when all had healed, and for too little of it all.
+// progress checks that each worker was granted a lock after the last fault, and that there were enough grants in all.
 func (w *world) progress(ops []history.Op, finished int64) {
 	granted, lost, since := 0, 0, map[string]int{}
 	for _, o := range ops {
@@ -177,20 +175,20 @@ func (w *world) progress(ops []history.Op, finished int64) {
 	for _, p := range w.clients {
 		for _, ttl := range ttls {
 			if name := fmt.Sprintf("%s@%v", p.name, ttl); since[name] == 0 {
-				w.Errorf("%s starves: it got nothing in the %v after the last fault", name, calm)
+				w.Errorf("want every worker granted a lock in the %v after the last fault, %s was not", calm, name)
 			}
 		}
 	}
 	w.Logf("%d asked, %d granted, %d ended before they were unlocked, %d stale writes refused", len(ops), granted, lost, w.refused())
 	if least := int(5 * lasting.Seconds()); granted < least {
-		w.Errorf("only %d locks granted, of %d that there should be", granted, least)
+		w.Errorf("want %d locks granted at least, got %d", least, granted)
 	}
-	if w.refused() == 0 && *lasting >= 30*time.Second { // it takes somebody who overtakes
-		w.Error("vacuous: no stale write was ever tried")
+	if w.refused() == 0 && *lasting >= 30*time.Second { // it takes a later holder
+		w.Error("want stale writes tried and refused, there were none: the run proves little")
 	}
 }
 
-// effects looks for faults that never met anybody.
+// effects checks that each fault affected an operation.
 func (w *world) effects(faults []fault, ops []history.Op, byClient map[string][]history.Op) {
 	met := map[string]int{}
 	for _, m := range w.marks {
@@ -201,18 +199,18 @@ func (w *world) effects(faults []fault, ops []history.Op, byClient map[string][]
 		seen := map[string]bool{}
 		for _, o := range concerned {
 			over := end(&o)
-			underWay := o.Asked < m.to && (over == 0 || over > m.from)
-			holds := underWay && o.Got != 0 && o.Got < m.from
+			active := o.Asked < m.to && (over == 0 || over > m.from)
+			holds := active && o.Got != 0 && o.Got < m.from
 			switch m.kind {
 			case killed:
 				seen["holder killed"] = seen["holder killed"] || holds
-				seen["waiter killed"] = seen["waiter killed"] || underWay && o.Got == 0
+				seen["waiter killed"] = seen["waiter killed"] || active && o.Got == 0
 			case stopped:
 				seen[m.kind] = seen[m.kind] || holds && o.Until < m.to
 			case briefly:
 				seen[m.kind] = seen[m.kind] || holds
 			default:
-				seen[m.kind] = seen[m.kind] || underWay
+				seen[m.kind] = seen[m.kind] || active
 			}
 		}
 		for kind, yes := range seen {
@@ -229,17 +227,17 @@ func (w *world) effects(faults []fault, ops []history.Op, byClient map[string][]
 		}
 		for _, kind := range kinds {
 			if met[kind] == 0 && *lasting >= thorough {
-				w.Errorf("vacuous: %s: never, or it met nobody", kind)
+				w.Errorf("want every fault to affect an operation, %q never did: the run proves little", kind)
 			}
 		}
 	}
 }
 
-// writes looks for one that was accepted although a later holder had written.
+// writes checks that no write was accepted after a later holder had written.
 func (w *world) writes(ops []history.Op) {
 	latest := map[string]history.Op{}
 	for _, write := range w.accepted {
-		var o history.Op // the last of that name: a failover may give a token once more
+		var o history.Op // the last operation with this token, which a failover may give again
 		for _, other := range ops {
 			if other.Client == write.Client && other.Key == write.Key && other.Token == write.Token &&
 				o.Asked < other.Asked && other.Asked < write.at {
@@ -248,7 +246,7 @@ func (w *world) writes(ops []history.Op) {
 		}
 		before := latest[write.Key]
 		if o.Got != 0 && o.Got < before.Asked {
-			w.Errorf("a stale write was accepted of the second, after one of the first:\n\t%v\n\t%v", &before, &o)
+			w.Errorf("want the stale write of the second refused after a write of the first, it was accepted:\n\t%v\n\t%v", &before, &o)
 			return
 		}
 		if o.Asked > before.Asked {

@@ -2,8 +2,6 @@
 
 package chaos
 
-// This file is the client process: its workers, its links and its heartbeat.
-
 import (
 	"bufio"
 	"context"
@@ -39,22 +37,22 @@ const (
 	lockName = "chaos"
 
 	inClient  = "REDISMUTEX_CHAOS_CLIENT"
-	violation = "VIOLATION: " // begins a line of a client's log
+	violation = "VIOLATION: " // prefix of lines in a client's log
 )
 
-// A config is what a client is told when it starts.
+// A config is what a client receives when it starts.
 type config struct {
 	Name   string
 	World  kind
-	Addrs  []string // of the servers; of the sentinel
-	Master string   // what the sentinel calls it
+	Addrs  []string // of the servers or of the sentinel
+	Master string   // its name in the sentinel
 	Keys   []string
-	Frail  []string // those whose server may lose its data
-	Dir    string   // where the registers are, and where it leaves its history and its pauses
+	Frail  []string // the keys whose server may lose its data
+	Dir    string   // for the registers, the history and the pauses
 	Seed   uint64
 }
 
-// A kind is that of a world.
+// A kind is a kind of world.
 type kind string
 
 const (
@@ -67,15 +65,15 @@ const (
 const socket = "registers" // in the config's Dir
 
 func TestMain(m *testing.M) {
-	if told := os.Getenv(inClient); told != "" {
-		os.Exit(beClient(told))
+	if settings := os.Getenv(inClient); settings != "" {
+		os.Exit(beClient(settings))
 	}
 	flag.Parse()
-	must(flag.Set("test.parallel", "4")) // the worlds wait more than they work
+	must(flag.Set("test.parallel", "4")) // the tests wait most of the time
 	os.Exit(m.Run())
 }
 
-// mono is the clock that all processes of this host share, in nanoseconds.
+// mono returns the time of the clock that all processes of this host share, in nanoseconds.
 func mono() int64 {
 	var t unix.Timespec
 	must(unix.ClockGettime(unix.CLOCK_MONOTONIC, &t))
@@ -88,7 +86,7 @@ func must(err error) {
 	}
 }
 
-// upTo is a time less than most.
+// upTo returns a random time less than most.
 func upTo(rng *rand.Rand, most time.Duration) time.Duration {
 	return time.Duration(rng.Int64N(int64(most)))
 }
@@ -97,15 +95,15 @@ type client struct {
 	config
 	*history.Recorder
 	registers *rpc.Client
-	links     []*faultnet.Link // one to each independent server
-	calm      atomic.Bool      // nobody keeps a lock for long any more
+	links     []*faultnet.Link // one for each independent server
+	calm      atomic.Bool      // set when locks are no longer held for long
 }
 
-// beClient is the life of a client process. It returns the process' exit code.
-func beClient(told string) int {
+// beClient runs a client process and returns its exit code.
+func beClient(settings string) int {
 	before := goleak.IgnoreCurrent()
 	c := &client{}
-	must(json.Unmarshal([]byte(told), &c.config))
+	must(json.Unmarshal([]byte(settings), &c.config))
 	write := func(what string) io.WriteCloser {
 		f, err := os.Create(filepath.Join(c.Dir, c.Name+"."+what))
 		must(err)
@@ -136,20 +134,20 @@ func beClient(told string) int {
 	close(stop)
 	beat.Wait()
 	must(c.Recorder.Err())
-	// The lock's own goroutines end a TTL after the last call, its idle workers a second after, its mailbox five.
+	// The goroutines of a lock end a TTL after its last call, idle senders a second after, the mailbox five seconds after.
 	for start := time.Now(); ; time.Sleep(100 * time.Millisecond) {
 		if err = goleak.Find(before); err == nil {
 			return 0
 		}
 		if time.Since(start) > longest+10*time.Second {
-			fmt.Fprintln(os.Stderr, violation+"goroutines leak:", err)
+			fmt.Fprintln(os.Stderr, violation+"want no goroutine left, got", err)
 			return 1
 		}
 	}
 }
 
-// connect makes the clients of Redis, each behind a link of its own. Their time-outs are short, for a link that has
-// lost a byte is of no use until one of them ends its connections.
+// connect makes the clients of Redis, each with a link of its own. Their timeouts are short, since a connection that has
+// lost a byte is unusable until a timeout closes it.
 func (c *client) connect() (nodes []redis.Scripter) {
 	dial := func() faultnet.DialFunc {
 		link := faultnet.New(nil)
@@ -164,7 +162,7 @@ func (c *client) connect() (nodes []redis.Scripter) {
 	case cluster:
 		nodes = append(nodes, redis.NewClusterClient(&redis.ClusterOptions{Addrs: c.Addrs,
 			Dialer: dial(), ReadTimeout: timeout, DialTimeout: timeout,
-			// Not only where a server redirects it: a dead one does not.
+			// A dead server does not redirect the client.
 			ClusterStateReloadInterval: timeout / 5}))
 	default:
 		for _, addr := range c.Addrs {
@@ -182,7 +180,7 @@ func (c *client) mutex(nodes []redis.Scripter, ttl time.Duration) *redismutex.RW
 	return redismutex.NewMutex(nodes[0], lockName, redismutex.WithTTL(ttl))
 }
 
-// obey does, mostly to the links, what the lines say, each "<what> <link> <argument>", until there are no more.
+// obey executes commands until r ends, most of them on the links. A command is a line "<what> <link> <argument>".
 func (c *client) obey(r io.Reader) {
 	for lines := bufio.NewScanner(r); lines.Scan(); {
 		var what, arg string
@@ -205,7 +203,7 @@ func (c *client) obey(r io.Reader) {
 	}
 }
 
-// heartbeat writes down from when to when the process stood still, or got no processor.
+// heartbeat records the times during which the process was stopped or got no processor.
 func heartbeat(w io.Writer, stop <-chan struct{}) {
 	const beat = 10 * time.Millisecond
 	for last := mono(); ; {
@@ -226,7 +224,7 @@ func (c *client) work(ctx context.Context, m *redismutex.RWMutex, ttl time.Durat
 	w := worker{client: c, m: m, ttl: ttl, rng: rng, name: fmt.Sprintf("%s@%v", c.Name, ttl)}
 	for ctx.Err() == nil {
 		w.lock(ctx)
-		time.Sleep(upTo(rng, 10*time.Millisecond)) // the load
+		time.Sleep(upTo(rng, 10*time.Millisecond)) // determines the load
 	}
 }
 
@@ -240,16 +238,16 @@ type worker struct {
 
 func (w *worker) oneIn(n int) bool { return w.rng.IntN(n) == 0 }
 
-// begin notes that a lock is about to be asked for.
+// begin records that a call is about to lock.
 func (w *worker) begin(key string, k history.Kind, try bool) *history.Span {
 	return w.Begin(history.Op{Client: w.name, Key: key, Kind: k, Try: try})
 }
 
-// lock is one lock, from the call that asks for it until its end.
+// lock locks, works and unlocks once.
 func (w *worker) lock(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	if w.oneIn(8) { // changes its mind, as a waiter or a holder
+	if w.oneIn(8) { // cancels, as a waiter or a holder
 		time.AfterFunc(upTo(w.rng, w.ttl), cancel)
 	}
 	key := w.Keys[w.rng.IntN(len(w.Keys))]
@@ -268,7 +266,7 @@ func (w *worker) lock(ctx context.Context) {
 	op := w.begin(key, k, try)
 	l, err := ask(ctx, sub)
 	if err != nil {
-		// Over several nodes two tries can foil each other: then nobody is to blame.
+		// Over several nodes two tries can make each other fail: then no one holds the lock.
 		if errors.Is(err, redismutex.ErrLock) && !errors.Is(err, redismutex.ErrRedis) && w.World != redlock {
 			op.Refused()
 		} else {
@@ -286,7 +284,7 @@ func (w *worker) lock(ctx context.Context) {
 		w.nest(l, sub)
 	}
 	w.hold(l, op)
-	w.write(l, k, false) // without a look at the lock, as a careless client does
+	w.write(l, k, false) // without checking the lock, as a careless client does
 	if k == history.Write && w.oneIn(6) {
 		read, ok := w.downgrade(ctx, l, op)
 		ops = append(ops, read)
@@ -308,17 +306,17 @@ func (w *worker) lock(ctx context.Context) {
 	}
 }
 
-// until is until when l can be trusted, on the clock of mono.
+// until returns the time until which l can be trusted, on the clock of mono.
 func until(l *redismutex.Lock) int64 { return mono() + int64(time.Until(l.Until())) }
 
-// ended notes that the end of l was seen.
+// ended records that the end of l was seen.
 func ended(op *history.Span, l *redismutex.Lock) {
 	op.Until(until(l))
 	op.Ended()
 }
 
-// hold works under the lock until it has finished, or l is done: mostly for a moment, now and then until l has been
-// renewed a few times. Where a renewal is overdue it waits for what comes of it.
+// hold works until it has finished or l is done: mostly for a moment, sometimes until l has been renewed a few times. If a
+// renewal is overdue it waits for its outcome.
 func (w *worker) hold(l *redismutex.Lock, op *history.Span) {
 	work := upTo(w.rng, 20*time.Millisecond)
 	if w.oneIn(25) {
@@ -334,7 +332,7 @@ func (w *worker) hold(l *redismutex.Lock, op *history.Span) {
 	}
 }
 
-// nap waits, and says whether l is still there.
+// nap waits, and reports whether l is still held.
 func (w *worker) nap(l *redismutex.Lock, d time.Duration) bool {
 	select {
 	case <-l.Done():
@@ -344,7 +342,7 @@ func (w *worker) nap(l *redismutex.Lock, d time.Duration) bool {
 	}
 }
 
-// write writes to what the lock protects, which refuses a stale token. That must not happen to one that is held.
+// write writes to the register that the lock protects, which refuses stale tokens. A write of a holder must be accepted.
 func (w *worker) write(l *redismutex.Lock, k history.Kind, first bool) {
 	if k == history.Read {
 		return
@@ -352,7 +350,7 @@ func (w *worker) write(l *redismutex.Lock, k history.Kind, first bool) {
 	var refused bool
 	must(w.registers.Call("Registers.Write", Write{Client: w.name, Key: l.Key(), Token: l.Token(), First: first}, &refused))
 	if refused && l.Err() == nil && !slices.Contains(w.Frail, l.Key()) {
-		w.accuse("token %d of %q is refused, and %s still trusts it until %v", l.Token(), l.Key(), w.name, until(l))
+		w.report("want token %d of %q accepted, it was refused while %s trusts the lock until %v", l.Token(), l.Key(), w.name, until(l))
 	}
 }
 
@@ -363,11 +361,11 @@ func (w *worker) nest(l *redismutex.Lock, sub redismutex.LockOption) {
 		defer inner.Unlock()
 	}
 	if l.Err() == nil && (err != nil || inner.ID() != l.ID() || inner.Token() != l.Token()) {
-		w.accuse("%s cannot lock %q within itself: %v", w.name, l.Key(), err)
+		w.report("%s: want %q nested in its own lock, got %v", w.name, l.Key(), err)
 	}
 }
 
-// downgrade makes a writer a reader, another operation in the eyes of the history.
+// downgrade turns a write lock into a read lock, which is another operation in the history.
 func (w *worker) downgrade(ctx context.Context, l *redismutex.Lock, op *history.Span) (read *history.Span, ok bool) {
 	read = w.begin(l.Key(), history.Read, false)
 	op.Until(until(l))
@@ -381,6 +379,7 @@ func (w *worker) downgrade(ctx context.Context, l *redismutex.Lock, op *history.
 	return read, true
 }
 
-func (w *worker) accuse(format string, args ...any) {
+// report reports a violation to the parent process.
+func (w *worker) report(format string, args ...any) {
 	fmt.Fprintf(os.Stderr, violation+format+"\n", args...)
 }

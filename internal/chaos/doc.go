@@ -1,16 +1,16 @@
-// Package chaos answers: does the lock keep its promises where real processes die, stand still and are cut off?
+// Package chaos tests the promises with real processes that are killed, stopped and cut off.
 //
-// A test runs its own binary again as the clients. They lock, renew, nest, downgrade, change their minds and unlock,
-// and write down what they see. Meanwhile clients, links and servers fail, by a seed that is printed: it fixes the
-// plan, while the processes run as they like. When all has healed everybody must get on, and then the histories are
-// checked. There are several worlds, each a kind of Redis, side by side:
+// A test runs its own binary as the clients. They lock, renew, nest, downgrade, cancel and unlock, and record what they
+// observe. Meanwhile clients, links and servers fail. The plan of the faults is drawn from a seed, which is printed; the
+// timing of the processes is not. When all faults have ended every client must make progress, and then the histories are
+// checked. Each kind of Redis is a test of its own, and they run in parallel:
 //
 //	go test -race ./internal/chaos                                # about half a minute: this is what CI runs
 //	go test -race ./internal/chaos -chaos.for 60s -chaos.seed 7   # 60 s in each world
 //	go test -race ./internal/chaos -chaos.for 1h -run /redlock -timeout 2h
 //
-// Where replication is asynchronous a failover may lose locks: there a second holder may enter, but the first has to be
-// told soon, and the fencing tokens rise even so.
+// If replication is asynchronous, a failover may lose locks: there may be a second holder, but the first must learn of the
+// loss soon, and the fencing tokens must keep rising.
 //
-// A test that fails says which seed it was, and where it left the histories and logs. It needs Linux.
+// A test that fails prints its seed, and the directory with the histories and logs. The tests need Linux.
 package chaos

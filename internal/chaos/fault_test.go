@@ -2,8 +2,6 @@
 
 package chaos
 
-// This file has the faults and injects them.
-
 import (
 	"maps"
 	"net"
@@ -15,21 +13,20 @@ import (
 	"github.com/redismutex/redismutex/internal/redistest"
 )
 
-// A fault lasts until it is healed. It begins if it can, and says what it is and whom it concerns: nil is everybody.
+// A fault lasts until it is healed. Begin starts it if it can, and returns the client that it affects; nil means all.
 type fault struct {
 	kind  string
 	begin func(w *world) (hurt *process, lasts time.Duration, heal func(), ok bool)
 }
 
-// A mark is one fault that was.
+// A mark records one fault.
 type mark struct {
 	kind     string
 	hurt     *process
 	from, to int64
 }
 
-// torment begins faults by turns, each kind once before any comes again, and several at a time. It returns when all
-// are healed.
+// torment starts faults, several at a time, each kind once before any is repeated. It returns when all are healed.
 func (w *world) torment(faults []fault, until time.Time) {
 	type open struct {
 		mark
@@ -67,13 +64,13 @@ func (w *world) torment(faults []fault, until time.Time) {
 	}
 }
 
-// between is a time from one to the other.
+// between returns a random time between least and most.
 func (w *world) between(least, most time.Duration) time.Duration {
 	return least + upTo(w.rng, most-least)
 }
 
-// holder is a client that has had a lock to write for so long, as far as the registers know, if nothing is done to it
-// yet.
+// holder returns a client that has held a write lock for that long, according to the registers, and is not affected by
+// another fault of a process.
 func (w *world) holder(since time.Duration) (*process, bool) {
 	last := w.last(w.config.Keys[w.rng.IntN(len(w.config.Keys))])
 	name, _, _ := strings.Cut(last.Client, "@")
@@ -98,7 +95,7 @@ var clientFaults = []fault{
 			return nil, 0, nil, false
 		}
 		p.Kill()
-		w.bury(p)
+		w.remove(p)
 		w.start()
 		return p, 0, func() {}, true
 	}},
@@ -125,8 +122,8 @@ func (w *world) stop(lasts time.Duration) (*process, time.Duration, func(), bool
 	}, true
 }
 
-// node is one to which, or to a link to which, something may be done, if that are so few at a time. A server fault
-// wants one to whose server nothing is done.
+// node chooses a node for a fault of the server or of a link, so that few nodes at most are affected at a time. A fault of
+// a server needs a server that no other fault affects.
 func (w *world) node(few int, server bool) (i int, release func(), ok bool) {
 	i = w.rng.IntN(max(1, len(w.servers)))
 	if len(w.troubled) >= few && w.troubled[i] == 0 || server && w.down[i] {
@@ -143,11 +140,11 @@ func (w *world) node(few int, server bool) (i int, release func(), ok bool) {
 	}, true
 }
 
-// linkFaults break a link of one client, to one of so many nodes at a time.
+// linkFaults are faults of a link between one client and a node. They affect few nodes at most at a time.
 func linkFaults(few int) []fault {
 	broken := func(what string, least, most time.Duration, arg func(w *world) (begin, end any)) fault {
 		return fault{"link: " + what, func(w *world) (*process, time.Duration, func(), bool) {
-			p, ok := w.holder(30 * time.Millisecond) // which means to keep it
+			p, ok := w.holder(30 * time.Millisecond) // a lock that it holds for longer than a moment
 			if !ok {
 				p = w.clients[w.rng.IntN(len(w.clients))]
 			}
@@ -160,10 +157,10 @@ func linkFaults(few int) []fault {
 			}
 			p.broken = true
 			begin, end := arg(w)
-			verb, _, _ := strings.Cut(what, " ")
-			p.tell(verb, node, begin)
+			command, _, _ := strings.Cut(what, " ")
+			p.tell(command, node, begin)
 			return p, w.between(least, most), func() {
-				p.tell(verb, node, end)
+				p.tell(command, node, end)
 				p.broken = false
 				release()
 			}, true
@@ -182,7 +179,7 @@ func linkFaults(few int) []fault {
 	}
 }
 
-// onServer is a fault of one of the servers, of so few at a time.
+// onServer is a fault of a server. It affects few servers at most at a time.
 func onServer(kind string, least, most time.Duration, few int, begin, end func(*redistest.Server)) fault {
 	return fault{kind, func(w *world) (*process, time.Duration, func(), bool) {
 		i, release, ok := w.node(few, true)
@@ -203,14 +200,14 @@ func freezes(few int) []fault {
 	}
 }
 
-// restart is a server that is away for so long at the least.
+// restart kills a server and starts it again after away at least.
 func restart(t *world, kind string, away time.Duration, few int) fault {
 	return onServer(kind, away, away+500*time.Millisecond, few,
 		(*redistest.Server).Kill, func(s *redistest.Server) { s.Restart(t) })
 }
 
-// failover has a master die, or stand still, so that its replica takes its place: with all that the master had
-// acknowledged, or without the last of it.
+// failover kills or stops a master, so that its replica takes its place, with all writes that the master had acknowledged
+// or without the last of them.
 func failover(master func() *redistest.Server) fault {
 	return fault{"failover", func(w *world) (*process, time.Duration, func(), bool) {
 		if w.moving {
@@ -222,14 +219,14 @@ func failover(master func() *redistest.Server) fault {
 			return nil, 0, nil, false
 		}
 		w.moving = true
-		way := []string{"dies", "stands still", "dies, and its replica lags behind"}[w.rng.IntN(3)]
+		way := []string{"dies", "is stopped", "dies, and its replica lags behind"}[w.rng.IntN(3)]
 		w.Logf("at %v the master %s", time.Duration(mono()), way)
 		auth := func(user, password string) {
 			replica.ConfigSet(w.Context(), "masteruser", user)
 			replica.ConfigSet(w.Context(), "masterauth", password)
 		}
 		switch way {
-		case "stands still":
+		case "is stopped":
 			old.Freeze()
 		case "dies, and its replica lags behind":
 			auth("nobody", "nothing")
@@ -241,16 +238,16 @@ func failover(master func() *redistest.Server) fault {
 		}
 		return nil, time.Second, func() {
 			old.Kill()
-			// An empty one must not come back before it has been replaced. A sentinel that has been held up by a busy machine
-			// does nothing for 30 s (TILT).
+			// The old master must not come back, empty, before it has been replaced. A sentinel that was held up by a busy
+			// machine does nothing for 30 s (TILT).
 			for start := time.Now(); master() == old; time.Sleep(20 * time.Millisecond) {
 				if time.Since(start) > 90*time.Second {
-					w.Fatal("the replica does not take over")
+					w.Fatal("want the replica to take over within 90s, it has not")
 				}
 			}
 			auth("", "")
 			old.Restart(w)
-			if w.kind == sentinel { // which would let it be another master for some seconds
+			if w.kind == sentinel { // which would otherwise let it be a second master for some seconds
 				host, port, err := net.SplitHostPort(replica.Options().Addr)
 				w.must(err)
 				rc := old.Client(w)
@@ -262,7 +259,7 @@ func failover(master func() *redistest.Server) fault {
 	}}
 }
 
-// replicaOf is a client of the replica of s, if that follows.
+// replicaOf returns a client of the replica of s, if that is online.
 func replicaOf(w *world, s *redistest.Server) (*redis.Client, bool) {
 	rc := s.Client(w)
 	defer rc.Close()
@@ -287,7 +284,7 @@ func replicaOf(w *world, s *redistest.Server) (*redis.Client, bool) {
 	return replica, true
 }
 
-// reshard moves one of the slots from one master to the other, and a key of it earlier than the rest.
+// reshard moves a slot from one master to the other, sometimes with one key before the rest.
 func reshard(c *redistest.ClusterServers, slots map[string]int) fault {
 	return fault{"slot moved", func(w *world) (*process, time.Duration, func(), bool) {
 		if w.moving {

@@ -2,8 +2,6 @@
 
 package chaos
 
-// This file has the worlds, one test each, and what goes on in each of them.
-
 import (
 	"encoding/json"
 	"flag"
@@ -27,19 +25,19 @@ import (
 )
 
 var (
-	lasting = flag.Duration("chaos.for", 10*time.Second, "how long the clients are at work, in each world")
-	seeded  = flag.Uint64("chaos.seed", 0, "plan the faults by it; 0: by another one each time")
+	lasting = flag.Duration("chaos.for", 10*time.Second, "how long the clients work, in each world")
+	seeded  = flag.Uint64("chaos.seed", 0, "seed of the plan of faults; 0: a random one")
 )
 
 const (
 	clients = 3
-	// calm is how long nothing fails in the end, so that it shows who does not get on.
+	// calm is how long nothing fails at the end, so that every client must make progress.
 	calm = 5 * time.Second
-	// thorough is from when on a run has to meet every fault.
+	// thorough is how long a run lasts in which every fault must affect an operation.
 	thorough = 16 * time.Second
 )
 
-// A world is a kind of Redis, its clients, and what befalls them.
+// A world is a Redis of some kind, its clients and their faults.
 type world struct {
 	*testing.T
 	kind    kind
@@ -47,17 +45,17 @@ type world struct {
 	rng     *rand.Rand
 	dir     string              // of the histories
 	config  config              // of each client
-	servers []*redistest.Server // those that know nothing of each other
+	servers []*redistest.Server // the independent ones
 	all     func() []*redistest.Server
 	*Registers
 
-	clients  []*process // those that live
+	clients  []*process // the live ones
 	dead     []*process
 	marks    []mark
-	troubled map[int]int  // by node, what is done to it and to links to it
-	down     map[int]bool // by node, whether something is done to the server
-	moving   bool         // masters or slots
-	healed   int64        // when all faults were over
+	troubled map[int]int  // by node, the number of faults of its server and its links
+	down     map[int]bool // by node, whether its server has a fault
+	moving   bool         // whether a master or a slot is being moved
+	healed   int64        // when all faults had ended
 }
 
 func TestStandalone(t *testing.T) {
@@ -73,7 +71,7 @@ func TestRedlock(t *testing.T) {
 	for range nodes {
 		w.serve(redistest.Start(t))
 	}
-	// No more than a minority at once. A node that comes back empty stays away until the locks it has forgotten are over.
+	// A minority fails at a time. A node that restarts empty stays away until the leases that it has lost have ended.
 	const few = (nodes - 1) / 2
 	w.run(append(append(linkFaults(few), freezes(few)...),
 		restart(w, "node killed, kept away, and restarted empty", longest+100*time.Millisecond, few))...)
@@ -93,7 +91,7 @@ func TestCluster(t *testing.T) {
 	c := redistest.Cluster(t, 3)
 	replica := c.AddReplica(t, 2)
 	rc := c.Client(t, func(o *redis.ClusterOptions) { w.config.Addrs = append(o.Addrs, replica.Addr()) })
-	// The keys of two masters move to and fro, and that of the third is left to its replica.
+	// The keys of two masters move between them, and the third master has a replica.
 	w.config.Keys = nil
 	slots := map[string]int{}
 	for i, found := 0, map[int]bool{}; len(found) < 3; i++ {
@@ -156,7 +154,7 @@ func (w *world) serve(s *redistest.Server) {
 	w.config.Addrs = append(w.config.Addrs, s.Addr())
 }
 
-// run lets the clients work, has the faults come over them, and looks what became of it.
+// run runs the clients, injects the faults, and checks the outcome.
 func (w *world) run(faults ...fault) {
 	l, err := net.Listen("unix", filepath.Join(w.dir, socket))
 	if err != nil {
@@ -181,13 +179,13 @@ func (w *world) run(faults ...fault) {
 	for range clients {
 		w.start()
 	}
-	time.Sleep(500 * time.Millisecond) // without a fault, so that there are holders to hurt
+	time.Sleep(500 * time.Millisecond) // without a fault, so that there are holders
 	w.torment(append(clientFaults, faults...), end.Add(-calm))
 	for _, p := range w.clients {
 		p.tell("calm", 0, true)
 	}
 	w.healed = mono()
-	time.Sleep(calm) // the point: all get on now that nothing fails
+	time.Sleep(calm) // every client must make progress now that nothing fails
 	finished := mono()
 	for _, p := range w.clients {
 		p.stdin.Close()
@@ -197,32 +195,32 @@ func (w *world) run(faults ...fault) {
 		select {
 		case <-p.Exited():
 		case <-deadline:
-			w.Fatalf("client %s does not come to its end", p.name)
+			w.Fatalf("want all clients ended within 30s, %s is not", p.name)
 		}
 	}
 	w.check(append(clientFaults, faults...), finished)
 }
 
-// A process is a client, as its parent sees it.
+// A process is the parent's end of a client.
 type process struct {
 	*redistest.Process
 	name   string
 	cmd    *exec.Cmd
 	stdin  io.WriteCloser
-	busy   bool // something is done to the process
-	broken bool // one of its links is
+	busy   bool // a fault of the process lasts
+	broken bool // a fault of one of its links lasts
 	died   int64
 	pauses []pause
 }
 
-// A pause is when a process stood still.
+// A pause is a time during which a process was stopped.
 type pause struct{ from, to int64 }
 
 func (w *world) start() {
 	p := &process{name: fmt.Sprintf("%s%d", w.kind, len(w.clients)+len(w.dead))}
-	told := w.config
-	told.Name, told.Seed = p.name, w.rng.Uint64()
-	env, err := json.Marshal(told)
+	c := w.config
+	c.Name, c.Seed = p.name, w.rng.Uint64()
+	env, err := json.Marshal(c)
 	if err != nil {
 		w.Fatal(err)
 	}
@@ -241,32 +239,32 @@ func (w *world) start() {
 	w.clients = append(w.clients, p)
 }
 
-// tell has a client obey.
+// tell sends a command to a client.
 func (p *process) tell(what string, link int, arg any) { fmt.Fprintln(p.stdin, what, link, arg) }
 
-// bury takes a client from those that live.
-func (w *world) bury(p *process) {
+// remove removes a client that has been killed.
+func (w *world) remove(p *process) {
 	p.died = mono()
 	w.dead = append(w.dead, p)
 	w.clients = slices.DeleteFunc(w.clients, func(other *process) bool { return other == p })
 }
 
-// A Write is one to what a lock protects.
+// A Write is a write to a register.
 type Write struct {
 	Client, Key string
 	Token       uint64
-	First       bool  // of its lock: there will be another
-	at          int64 // when it came
+	First       bool  // the first of two writes under the lock
+	at          int64 // when it arrived
 }
 
-// Registers are what the locks protect, one for each key. They refuse stale tokens.
+// Registers are the values that the locks protect, one for each key. They refuse stale tokens.
 type Registers struct {
 	mu       sync.Mutex
 	byKey    map[string]*history.Register[Write]
 	accepted []Write
 }
 
-// Write is what a client calls.
+// Write writes to a register. Clients call it over RPC.
 func (r *Registers) Write(w Write, refused *bool) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -286,7 +284,7 @@ func (r *Registers) Write(w Write, refused *bool) error {
 	return nil
 }
 
-// last is the last write to a key.
+// last returns the last write to a key.
 func (r *Registers) last(key string) Write {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -297,7 +295,7 @@ func (r *Registers) last(key string) Write {
 	return w
 }
 
-// refused counts the stale writes.
+// refused returns the number of stale writes.
 func (r *Registers) refused() (n int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

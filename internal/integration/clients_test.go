@@ -14,8 +14,7 @@ import (
 	"github.com/redismutex/redismutex/internal/redistest"
 )
 
-// A Ring publishes and subscribes on different shards. So there is no subscription, and waiters are granted the lock when
-// they look.
+// A Ring publishes and subscribes on different shards. So the library does not subscribe, and waiters poll.
 func TestRingWorksByLooking(t *testing.T) {
 	t.Parallel()
 	shards := map[string]*redistest.Server{"one": redistest.Start(t), "two": redistest.Start(t)}
@@ -42,7 +41,7 @@ func TestRingWorksByLooking(t *testing.T) {
 			t.Errorf("want an error that matches %q, got %v", redismutex.ErrLock, err)
 		}
 		waiters := []<-chan outcome{later(b.RLockContext), later(a.RLockContext)}
-		redistest.Eventually(t, "they wait", func() bool { return second.ZCard(t.Context(), "{"+name+"}:lock-intent").Val() == 2 })
+		redistest.Eventually(t, "both wait", func() bool { return second.ZCard(t.Context(), "{"+name+"}:lock-intent").Val() == 2 })
 		for _, rc := range looks {
 			if list := rc.Do(t.Context(), "CLIENT", "LIST", "TYPE", "pubsub").Val(); list != "" {
 				t.Errorf("want no subscription, got %v", list)
@@ -69,7 +68,7 @@ func fullDuplex() *redis.AutoPipelineOptions {
 	return opt
 }
 
-// An AutoPipeliner is a client like any other.
+// An AutoPipeliner works like any other client.
 func TestAutoPipelinerLocks(t *testing.T) {
 	for name, opt := range map[string]*redis.AutoPipelineOptions{
 		"default":     nil,

@@ -15,7 +15,7 @@ import (
 	"github.com/redismutex/redismutex/internal/redistest"
 )
 
-// All keys of a lock are in one slot, and declared: a master answers anything else with an error.
+// All keys of a lock are in one slot and declared: a master answers any other call with an error.
 func TestClusterKeepsEveryCallInOneSlot(t *testing.T) {
 	t.Parallel()
 	c := redistest.Cluster(t, 3)
@@ -48,7 +48,7 @@ func TestClusterKeepsEveryCallInOneSlot(t *testing.T) {
 						t.Errorf("want an error that matches %q, got %v", redismutex.ErrLock, err)
 					}
 				}
-				// A message arrives also when it is published on another master.
+				// A message also arrives if it is published on another master.
 				reader := later(in(second, false, false))
 				redistest.Eventually(t, "it waits", func() bool { return waits(t, c, holder.Key()) == 1 })
 				writer := later(in(first, true, false))
@@ -81,7 +81,7 @@ func TestClusterSlotMigratesWhileHeld(t *testing.T) {
 		})
 	}
 
-	// A writer's renewal needs one key, so that the migration may take as long as it likes.
+	// A writer's renewal needs one key, so the migration may take any time.
 	for what, move := range map[string][]string{
 		"opened": nil, "the holder moved": {"%s"}, "the holder still there": {"{%s}:token"}, "all moved": {"%s", "{%s}:token"},
 	} {
@@ -97,8 +97,8 @@ func TestClusterSlotMigratesWhileHeld(t *testing.T) {
 		})
 	}
 
-	// A reader's renewal needs several keys, which are together before and after. In between its state is unknown, which
-	// is not lost.
+	// A reader's renewal needs several keys, which are on one master before and after. In between its state is unknown,
+	// but the lock is not lost.
 	run("reader", func(t *testing.T, m migration) {
 		const ttl = 3 * time.Second
 		var readers []*redismutex.Lock
@@ -114,7 +114,7 @@ func TestClusterSlotMigratesWhileHeld(t *testing.T) {
 		unlock(t, lock(t, m.mutex(t, ttl).TryLockContext))
 	})
 
-	// A waiter outlives a migration that takes longer than its lease.
+	// A waiter survives a migration that takes longer than its lease.
 	run("waiter", func(t *testing.T, m migration) {
 		const ttl = time.Second
 		holder := lock(t, m.mutex(t, ttl).LockContext)
@@ -130,12 +130,12 @@ func TestClusterSlotMigratesWhileHeld(t *testing.T) {
 				t.Fatal(o.Err)
 			}
 			unlock(t, o.Value)
-		case <-time.After(redistest.Patience):
-			t.Fatalf("want the lock after the migration, have waited for %v", redistest.Patience)
+		case <-time.After(redistest.Timeout):
+			t.Fatalf("want the lock after the migration, have waited for %v", redistest.Timeout)
 		}
 	})
 
-	// An unlock during the migration may not be confirmed, but the lock comes free, at the latest when its lease ends.
+	// An unlock during the migration may not be confirmed, but the lock is free when its lease ends at the latest.
 	for _, write := range []bool{true, false} {
 		run("unlock/"+kind(write), func(t *testing.T, m migration) {
 			l := lock(t, acquire(m.mutex(t, 2*time.Second), write))
@@ -176,8 +176,8 @@ func TestClusterMasterThatHangsLosesOnlyItsOwnLocks(t *testing.T) {
 	for _, l := range own {
 		select {
 		case <-l.Done():
-		case <-time.After(redistest.Patience):
-			t.Fatalf("want the locks on the master that hangs lost, one is still held after %v", redistest.Patience)
+		case <-time.After(redistest.Timeout):
+			t.Fatalf("want the locks on the master that hangs lost, one is still held after %v", redistest.Timeout)
 		}
 	}
 	outlive(t, redismutex.DefaultTTL, others...)
@@ -194,7 +194,7 @@ func (m migration) mutex(t *testing.T, ttl time.Duration) *redismutex.RWMutex {
 	return redismutex.NewMutex(m.c.Client(t), m.key, redismutex.WithTTL(ttl))
 }
 
-// begin opens the slot and moves the keys named, in which %s stands for the lock's.
+// begin opens the slot and moves the given keys, in which %s stands for the lock's key.
 func (m migration) begin(t *testing.T, keys ...string) {
 	t.Helper()
 	m.c.BeginMigration(t, m.slot, m.to)
@@ -210,7 +210,7 @@ func (m migration) end(t *testing.T) {
 	m.c.EndMigration(t, m.slot, m.to)
 }
 
-// waits returns how many wait in a cluster.
+// waits returns the number of waiters for a lock in a cluster.
 func waits(t *testing.T, c *redistest.ClusterServers, name string) int {
 	t.Helper()
 	rc := c.Client(t)

@@ -14,7 +14,7 @@ import (
 	"github.com/redismutex/redismutex/internal/redistest"
 )
 
-// foreign puts a sorted set, a set, a hash and a string without TTL under a key.
+// foreign stores a sorted set, a set, a hash or a string without TTL under a key.
 var foreign = map[string]func(s *single, key string) error{
 	"zset": func(s *single, k string) error {
 		return s.rc.ZAdd(s.Context(), k, redis.Z{Score: 1, Member: "data"}, redis.Z{Score: 2, Member: "more"}).Err()
@@ -70,7 +70,7 @@ func TestReleaseInTheBackgroundLeavesForeignDataAlone(t *testing.T) {
 						if l, err := acquire(mutex, write)(ctx); !errors.Is(err, redismutex.ErrNotLock) && !errors.Is(err, context.Canceled) {
 							t.Errorf("want an error that matches ErrNotLock or context.Canceled, got %v, %v", l, err)
 						}
-						// The release comes in the background, and nothing announces it: the data is watched for a while.
+						// Nothing announces the release in the background, so the data is watched for a while.
 						for range 15 {
 							time.Sleep(10 * time.Millisecond)
 							if after, ttl := s.rc.Dump(s.Context(), data).Val(), s.rc.TTL(s.Context(), data).Val(); after != before || ttl != -1 {
@@ -84,8 +84,8 @@ func TestReleaseInTheBackgroundLeavesForeignDataAlone(t *testing.T) {
 	}
 }
 
-// Promise 10: the unlock of a lock one of whose keys holds foreign data by now returns ErrNotLock, and releases what is
-// the lock's own.
+// Promise 10: the unlock of a lock one of whose keys has been replaced by foreign data returns ErrNotLock, and releases the
+// lock.
 func TestUnlockAmongForeignDataReturnsErrNotLock(t *testing.T) {
 	s := open(t)
 	n := 0
@@ -98,7 +98,7 @@ func TestUnlockAmongForeignDataReturnsErrNotLock(t *testing.T) {
 				mutex := redismutex.NewMutex(s.client(nil), name, redismutex.WithTTL(long))
 				l := s.lock(acquire(mutex, write))
 				if write && where == "{%s}:lease" {
-					continue // the unlock of a writer behind whom nobody waits does not touch it
+					continue // the unlock of a writer without waiters does not touch it
 				}
 				s.rc.Del(s.Context(), data)
 				if err := put(s, data); err != nil {
@@ -119,11 +119,10 @@ func TestUnlockAmongForeignDataReturnsErrNotLock(t *testing.T) {
 	}
 }
 
-// Promise 10: foreign data at the holder key ends every wait with ErrNotLock and refuses new calls, also where many
-// wait.
+// Promise 10: foreign data at the holder key ends every wait with ErrNotLock and refuses new calls, even with many waiters.
 func TestForeignHolderEndsEveryWait(t *testing.T) {
 	s := open(t)
-	const ttl = 2 * time.Second // a waiter learns it with its next renewal, and 101 are renewed
+	const ttl = 2 * time.Second // a waiter learns of it at its next renewal, and 101 are renewed
 	holder := s.lock(s.mutex(nil, redismutex.WithTTL(ttl)).LockContext)
 	mutex := s.mutex(nil, redismutex.WithTTL(ttl))
 	rc, sent := s.client(nil), &redistest.Counter{}

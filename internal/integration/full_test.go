@@ -13,12 +13,11 @@ import (
 	"github.com/redismutex/redismutex"
 )
 
-// Promises 2, 5 and 10: a full Redis (maxmemory is reached, and nothing may be evicted) keeps the locks it has: holders
-// and waiters are renewed, an unlock hands on, a writer becomes a reader. New locks are refused with an error that says
-// that Redis is full.
+// Promises 2, 5 and 10: a full Redis (maxmemory, noeviction) keeps its locks: holders and waiters are renewed, an unlock
+// hands on, a writer becomes a reader. New locks are refused with an error whose message says that Redis is full.
 func TestLocksOutliveAFullRedis(t *testing.T) {
 	s := open(t)
-	const ttl = 2 * time.Second // a waiter that is late loses its place, and is refused a new one
+	const ttl = 2 * time.Second // a waiter that is renewed late loses its place, and a full Redis gives it no other
 	process := func(name string) *redismutex.RWMutex {
 		return redismutex.NewMutex(s.client(nil), name, redismutex.WithTTL(ttl))
 	}
@@ -35,7 +34,7 @@ func TestLocksOutliveAFullRedis(t *testing.T) {
 		})
 	}
 	fresh := redismutex.NewMutex(s.client(nil), "fresh")
-	s.unlock(s.lock(fresh.LockContext)) // it has a counter
+	s.unlock(s.lock(fresh.LockContext)) // the lock has a token counter
 	if err := s.rc.ConfigSet(s.Context(), "maxmemory", "1").Err(); err != nil {
 		t.Fatal(err)
 	}

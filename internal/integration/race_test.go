@@ -2,5 +2,5 @@
 
 package integration
 
-// slowdown is how much longer the race detector makes what should be quick.
+// slowdown is the factor by which the race detector slows tests down.
 const slowdown = 2

@@ -19,21 +19,20 @@ import (
 )
 
 const (
-	// tolerable is the TTL here. A node that lost its data has to stay away for as long, so each test waits for it.
+	// tolerable is the TTL. A node that has lost its data must stay away for a TTL, so each test waits for that long.
 	tolerable = slowdown * time.Second
 
-	// tolerant is the node time-out, as a part of the TTL. The default, 50 ms, is too short for a busy machine.
+	// tolerant is the node timeout as a part of the TTL. The default, 50 ms, is too short for a busy machine.
 	tolerant = 0.25
 
-	// leniently is how long something may take that should be done within a TTL: a busy machine may stand still for
-	// ten seconds.
+	// leniently is how long something may take that should take a TTL: a busy machine may stall for ten seconds.
 	leniently = tolerable + 10*time.Second
 
 	processes = 16
 )
 
 // Promises 1, 5, 8 and 9: the loss of any two of five nodes under load breaks neither exclusion nor the order of tokens
-// and stops nobody for long. Neither does their return.
+// and stops no process for long. Neither does their return.
 func TestMinorityLossBreaksNothing(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -60,7 +59,7 @@ func TestMinorityLossBreaksNothing(t *testing.T) {
 				c.strike(m, i)
 			}
 			load.goesOn(some)
-			// All leases that these nodes know of end meanwhile.
+			// All leases on these nodes end meanwhile.
 			<-time.After(time.Until(struck.Add(tolerable)))
 			load.goesOn(some)
 			gap := load.longestGap(struck)
@@ -77,7 +76,7 @@ func TestMinorityLossBreaksNothing(t *testing.T) {
 			load.goesOn(some)
 			back := load.longestGap(healed)
 			if max(gap, back) > leniently {
-				t.Errorf("no writer got it for %v as they were away, for %v as they came back", gap, back)
+				t.Errorf("want writers granted the lock all the time, none was for %v while the nodes were away, and for %v as they came back", gap, back)
 			}
 			load.end()
 			ended := time.Now()
@@ -88,8 +87,8 @@ func TestMinorityLossBreaksNothing(t *testing.T) {
 	}
 }
 
-// The tests of this file rely on the register.
-func TestRegisterSeesWhoIsInside(t *testing.T) {
+// The register, on which the tests of this file rely, detects overlaps and tokens that fall.
+func TestRegisterDetectsOverlaps(t *testing.T) {
 	lost, lose := context.WithCancel(t.Context())
 	lose()
 	inside := func() context.Context {
@@ -119,27 +118,27 @@ func TestRegisterSeesWhoIsInside(t *testing.T) {
 		r := newRegister()
 		c.see(r)
 		if got := strings.Join(r.wrong, "; "); (got == "") != (c.want == "") || !strings.Contains(got, c.want) {
-			t.Errorf("%s: %q", name, got)
+			t.Errorf("%s: want a message with %q, got %q", name, c.want, got)
 		}
 	}
 
 	t.Run("a lock that excludes nobody", func(t *testing.T) {
 		r := newRegister()
 		start := time.Now()
-		new(redistest.Witness).Crowd(processes, func() bool { return len(r.faults()) > 0 || time.Since(start) > redistest.Patience }, func(i int) (bool, func()) {
+		new(redistest.Witness).Crowd(processes, func() bool { return len(r.faults()) > 0 || time.Since(start) > redistest.Timeout }, func(i int) (bool, func()) {
 			l := inside()
 			r.enter(l, 0, i%4 == 0, uint64(i))
 			runtime.Gosched()
 			return false, func() { r.leave(l) }
 		})
 		if len(r.faults()) == 0 {
-			t.Errorf("want it to see an overlap, it saw none in %v", redistest.Patience)
+			t.Errorf("want an overlap detected, none was in %v", redistest.Timeout)
 		}
 	})
 }
 
 // Promises 2 and 10: without a majority every lock is lost, and no new one is granted, with an error that gives the
-// reason. Waiters wait on, and are granted the lock when the nodes are back.
+// reason. Waiters keep waiting, and are granted the lock when the nodes are back.
 func TestMajorityLossEndsEveryLock(t *testing.T) {
 	t.Parallel()
 	for name, f := range map[string]fault{"killed": killed, "frozen": frozen} {
@@ -159,9 +158,9 @@ func TestMajorityLossEndsEveryLock(t *testing.T) {
 				waiter := later(mutex.LockContext)
 				redistest.Eventually(t, "it waits on most nodes", func() bool {
 					select {
-					case o := <-waiter: // its first attempt failed: it does not wait yet
+					case o := <-waiter: // its first call failed, so it does not wait yet
 						if is := kinds(o.Err); is != "ErrRedis" {
-							t.Fatalf("it got %q: %v", is, o.Err)
+							t.Fatalf("want it to wait or to fail with ErrRedis, the error matches %q: %v", is, o.Err)
 						}
 						waiter = later(mutex.LockContext)
 					default:
@@ -185,8 +184,8 @@ func TestMajorityLossEndsEveryLock(t *testing.T) {
 			for _, l := range holders {
 				select {
 				case <-l.Done():
-				case <-time.After(redistest.Patience):
-					t.Fatalf("want the lock lost, it is still held %v after the nodes went down", redistest.Patience)
+				case <-time.After(redistest.Timeout):
+					t.Fatalf("want the lock lost, it is still held %v after the nodes went down", redistest.Timeout)
 				}
 				told = time.Since(struck)
 				if until := l.Until().Sub(struck); until > tolerable {
@@ -203,14 +202,14 @@ func TestMajorityLossEndsEveryLock(t *testing.T) {
 				t.Errorf("want all locks lost within %v, it took %v", leniently, told)
 			}
 
-			// A process that knows that the nodes are down, and one that does not.
+			// One process knows that the nodes are down, the other does not.
 			var callers sync.WaitGroup
 			start := time.Now()
 			for who, mutex := range map[string]*redismutex.RWMutex{"a known process": mutexes[0], "a new process": m.mutexOf(m.Process())} {
 				for name, call := range calls(mutex) {
 					callers.Go(func() {
 						_, err := call(t.Context())
-						// A try may also return ErrLock, for the nodes that answer and are held by others.
+						// A try may also return ErrLock for the nodes that answer, on which others hold the lock.
 						if is := kinds(err); is != "ErrRedis" && (is != "ErrLock and ErrRedis" || !strings.HasPrefix(name, "Try")) {
 							t.Errorf("%s, %s: want an error that matches ErrRedis, this one matches %s: %v", who, name, is, err)
 							return
@@ -230,7 +229,7 @@ func TestMajorityLossEndsEveryLock(t *testing.T) {
 				t.Errorf("want all calls refused within %v, it took %v", leniently, refused)
 			}
 
-			// The leases of the waiters end meanwhile, too.
+			// The leases of the waiters also end meanwhile.
 			<-time.After(time.Until(struck.Add(tolerable * 3 / 2)))
 			for _, w := range waiters {
 				select {
@@ -259,8 +258,8 @@ func TestMajorityLossEndsEveryLock(t *testing.T) {
 						if err := o.Value.UnlockContext(t.Context()); err != nil && kinds(err) != "ErrRedis" { // a node is slow
 							t.Error(err)
 						}
-					case <-time.After(redistest.Patience):
-						t.Errorf("want the lock when the nodes are back, have waited for %v", redistest.Patience)
+					case <-time.After(redistest.Timeout):
+						t.Errorf("want the lock when the nodes are back, have waited for %v", redistest.Timeout)
 					}
 				})
 			}
@@ -278,8 +277,8 @@ func TestMajorityLossEndsEveryLock(t *testing.T) {
 	}
 }
 
-// Promise 2 over several nodes: a lock outlives the loss of one node after the other, since each that comes back gets it
-// again.
+// Promise 2 over several nodes: a lock survives the loss of one node after the other, since it is acquired again on each
+// node that comes back.
 func TestRollingRestartsDoNotDrainALock(t *testing.T) {
 	t.Parallel()
 	const ttl = tolerable * 3 / 2 // a busy machine may not take longer for a renewal
@@ -290,8 +289,8 @@ func TestRollingRestartsDoNotDrainALock(t *testing.T) {
 			token := l.Token()
 			m.Eventually("it is on every node", func(rc *redis.Client) bool { return rc.Exists(t.Context(), key).Val() == 1 })
 
-			// Others try all the time. What a try has on a node for a moment is known by its TTL, which is longer; and
-			// if it stayed there the lock could not come back.
+			// Others try all the time. A try may hold a node for a moment, which shows in its longer TTL; if it kept the
+			// node, the lock could not be acquired there again.
 			other := m.mutex(redismutex.WithTTL(long), redismutex.WithTimeoutFactor(0.01))
 			var ended atomic.Bool
 			var tries sync.WaitGroup
@@ -318,7 +317,7 @@ func TestRollingRestartsDoNotDrainALock(t *testing.T) {
 				server.Restart(t)
 				start := time.Now()
 				for j, rc := range m.Admin {
-					// Every node is looked at since this restart: else several at once might have been without the lock.
+					// Check every node after each restart: otherwise several might have lost the lock at once.
 					redistest.Eventually(t, fmt.Sprintf("it is back on node %d, and seen on node %d", i+1, j+1), func() bool {
 						if l.Err() != nil {
 							t.Fatalf("want the lock held while node %d is away, it is lost: %v", i+1, context.Cause(l))
@@ -338,13 +337,13 @@ func TestRollingRestartsDoNotDrainALock(t *testing.T) {
 			tries.Wait()
 			t.Logf("back on each node after %v; tries: %v", took, tried)
 			for is, err := range first {
-				// While nodes come and go, the others may be too slow.
+				// While nodes restart, the others may be too slow.
 				if is != "ErrLock" && is != "ErrRedis" && is != "ErrLock and ErrRedis" {
 					t.Errorf("want tries to match ErrLock or ErrRedis, %d match %q, such as %v", tried[is], is, err)
 				}
 			}
 			if tried["ErrLock"] == 0 {
-				t.Error("no try was refused: the test shows nothing")
+				t.Error("want tries refused, none was")
 			}
 			if l.Err() != nil || l.Token() != token {
 				t.Errorf("want the lock held with token %d, it has %d: %v", token, l.Token(), context.Cause(l))
@@ -359,13 +358,13 @@ func TestRollingRestartsDoNotDrainALock(t *testing.T) {
 	}
 }
 
-// The documentation of NewRedlock: the others wait for a node that does not answer no longer than the node time-out;
-// a node known to be down is skipped.
+// The documentation of NewRedlock: a call waits for a node that does not answer for the node timeout at most, and skips a
+// node known to be down.
 func TestSlowNodeDoesNotHoldUpTheOthers(t *testing.T) {
 	t.Parallel()
 	const (
-		timeout = time.Second             // 0.05 of the TTL, as by default: a busy machine alone does not reach it
-		slack   = 3 * time.Second         // go-redis alone would take many times as much
+		timeout = time.Second             // 0.05 of the TTL, the default; a busy machine alone does not reach it
+		slack   = 3 * time.Second         // go-redis alone would take many times as long
 		loop    = 2500 * time.Millisecond // the node is tried again several times meanwhile
 	)
 	for name, c := range map[string]struct{ up, held bool }{
@@ -388,7 +387,7 @@ func TestSlowNodeDoesNotHoldUpTheOthers(t *testing.T) {
 				}
 				held = append(held, other)
 			}
-			m.Eventually("nothing is under way", func(rc *redis.Client) bool { return (rc.Exists(t.Context(), key).Val() == 1) == c.held })
+			m.Eventually("the lock is free, or still held where the test holds it", func(rc *redis.Client) bool { return (rc.Exists(t.Context(), key).Val() == 1) == c.held })
 			m.Links[1].Hole(c.up, true)
 			start = time.Now()
 			if !c.held {
@@ -412,10 +411,10 @@ func TestSlowNodeDoesNotHoldUpTheOthers(t *testing.T) {
 				all = append(all, time.Since(start))
 			}
 
-			// And a try returns that the lock is held, not that a node is down.
+			// A try returns that the lock is held, not that a node is down.
 			l = lock(t, get)
 			other := m.mutexOf(m.Process(), redismutex.WithTTL(long), redismutex.WithTimeoutFactor(0.05))
-			for i := range 3 { // before it knows that the node is down, and afterwards
+			for i := range 3 { // first before it knows that the node is down
 				if _, err := other.TryLockContext(t.Context()); kinds(err) != "ErrLock" {
 					t.Errorf("try %d: want an error that matches ErrLock, this one matches %q: %v", i+1, kinds(err), err)
 				}
@@ -423,9 +422,9 @@ func TestSlowNodeDoesNotHoldUpTheOthers(t *testing.T) {
 			unlock(t, l)
 
 			slices.Sort(all)
-			worst := all[len(all)-2:] // one may meet a moment in which the machine stands still
+			worst := all[len(all)-2:] // one may take long because the machine stalls
 			if worst[0] >= timeout {
-				t.Errorf("want later ones below the node time-out, %v, they took %v", timeout, worst)
+				t.Errorf("want later ones below the node timeout, %v, they took %v", timeout, worst)
 			}
 			t.Logf("before %v; first %v, with its unlock %v; later %d, median %v, worst %v",
 				warm, locked, first, len(all), all[len(all)/2], worst)
@@ -433,14 +432,14 @@ func TestSlowNodeDoesNotHoldUpTheOthers(t *testing.T) {
 	}
 }
 
-// Masters are five servers that know nothing of each other, and what the locks on them log.
+// masters are five independent servers, and the log of the locks on them.
 type masters struct {
 	*testing.T
 	*redistest.Quorum
 	log redistest.Log
 }
 
-// turns lets two of these tests run at a time: each loads a core with its 16 processes and five servers.
+// turns limits these tests to two at a time: each loads a core with its 16 processes and five servers.
 var turns = make(chan struct{}, 2)
 
 func openMasters(t *testing.T) *masters {
@@ -457,7 +456,7 @@ func openMasters(t *testing.T) *masters {
 	return m
 }
 
-// mutex returns one in a process of its own, which is connected to each server.
+// mutex returns a mutex in a process of its own, which has connected to each server.
 func (m *masters) mutex(opt ...redismutex.MutexOption) *redismutex.RWMutex {
 	m.Helper()
 	clients := m.Process()
@@ -474,29 +473,29 @@ func (m *masters) mutexOf(clients []redis.Scripter, opt ...redismutex.MutexOptio
 	return redismutex.NewRedlock(clients, key, opt...)
 }
 
-// insist calls again when no majority has answered, which now and then happens on a busy machine.
+// insist repeats a call to which no majority has answered, as happens occasionally on a busy machine.
 func insist(a call) call {
 	return func(ctx context.Context, opt ...redismutex.LockOption) (*redismutex.Lock, error) {
 		for start := time.Now(); ; {
 			l, err := a(ctx, opt...)
-			if !errors.Is(err, redismutex.ErrRedis) || time.Since(start) > redistest.Patience {
+			if !errors.Is(err, redismutex.ErrRedis) || time.Since(start) > redistest.Timeout {
 				return l, err
 			}
 		}
 	}
 }
 
-// honest checks that an error does not say of a node that is down that others hold it.
+// honest checks that an error does not claim that others hold a node that is down.
 func (m *masters) honest(err error, gone []int) {
 	m.Helper()
 	for _, i := range gone {
 		if strings.Contains(err.Error(), m.Servers[i].Addr()+"): "+redismutex.ErrLock.Error()) {
-			m.Errorf("node %d is down; want nothing said of who holds it, got %v", i+1, err)
+			m.Errorf("want no holder named for node %d, which is down, got %v", i+1, err)
 		}
 	}
 }
 
-// done returns a function that reports whether all have returned, without waiting for them.
+// done returns a function that reports whether all goroutines have returned, without waiting for them.
 func done(all *sync.WaitGroup) func() bool {
 	c := make(chan struct{})
 	go func() { all.Wait(); close(c) }()
@@ -510,8 +509,8 @@ func done(all *sync.WaitGroup) func() bool {
 	}
 }
 
-// empty waits until the longest lease has run out, that of the tombstones, and checks that nothing but the token is left
-// on any node.
+// empty waits until the tombstones, which have the longest lease, have ended, and checks that only the token is left on
+// each node.
 func (m *masters) empty() {
 	m.Helper()
 	start := time.Now()
@@ -531,7 +530,7 @@ type fault struct {
 }
 
 var (
-	// A node comes back empty. It has to stay away for a TTL.
+	// A killed node comes back empty. It must stay away for a TTL.
 	killed = fault{
 		strike: func(m *masters, node int) { m.Servers[node].Kill() },
 		heal:   func(m *masters, node int) { m.Servers[node].Restart(m) },
@@ -547,12 +546,12 @@ var (
 	}
 )
 
-// A register knows who is inside a lock that may be lost at any time: a stay ends when the lock's context is done.
+// A register detects overlaps of locks that may be lost at any time: a lock counts until its context is done.
 type register struct {
 	mu      sync.Mutex
-	inside  map[context.Context]bool // whether it writes
-	token   uint64                   // the last one
-	wrote   []time.Time              // when writers came in
+	inside  map[context.Context]bool // by lock, whether it is a write lock
+	token   uint64                   // the last token
+	wrote   []time.Time              // when writers entered
 	entered [processes]int
 	lost    int
 	wrong   []string
@@ -562,8 +561,8 @@ func newRegister() *register { return &register{inside: map[context.Context]bool
 
 // enter is called by a holder of l that has not begun to unlock it.
 //
-// A lock that is not done is held at this moment, and all those inside have been held since before. So two overlap if the
-// other is not done either, and writers come in with their tokens in the order of their grants.
+// A lock that is not done is held at this moment, and the locks inside have been held since before. So two overlap if the
+// other is not done either, and writers enter in the order of their grants.
 func (r *register) enter(l context.Context, process int, write bool, token uint64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -573,7 +572,7 @@ func (r *register) enter(l context.Context, process int, write bool, token uint6
 	}
 	for other, writes := range r.inside {
 		if (write || writes) && other.Err() == nil {
-			r.wrong = append(r.wrong, fmt.Sprintf("overlap: process %d (writes: %v) with another (writes: %v)", process, write, writes))
+			r.wrong = append(r.wrong, fmt.Sprintf("overlap: process %d (writer: %v) with another (writer: %v)", process, write, writes))
 		}
 	}
 	r.inside[l] = write
@@ -600,7 +599,7 @@ func (r *register) faults() []string {
 	return slices.Clone(r.wrong)
 }
 
-// longestGap returns the longest time without a new writer since a moment.
+// longestGap returns the longest time without a new writer since from.
 func (r *register) longestGap(from time.Time) (longest time.Duration) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -612,7 +611,7 @@ func (r *register) longestGap(from time.Time) (longest time.Duration) {
 	return longest
 }
 
-// A crowd is 16 processes that read and write by turns until it ends.
+// A crowd is 16 processes that lock for reading or writing repeatedly until it ends.
 type crowd struct {
 	*register
 	t         *testing.T
@@ -645,21 +644,21 @@ func (m *masters) load() *crowd {
 					c.refused.Add(1) // a third node was too slow on a busy machine
 					continue
 				case err != nil:
-					m.Errorf("process %d: %v", p, err)
+					m.Errorf("process %d: want the lock, got %v", p, err)
 					return
 				}
 				c.enter(l, p, write, l.Token())
 				for range 3 {
-					runtime.Gosched() // a critical section that is empty overlaps with nothing
+					runtime.Gosched() // an empty critical section hardly ever overlaps with another
 				}
 				c.leave(l)
-				// A node that does not answer is no fault of the lock.
+				// The lock is not to blame if a node does not answer.
 				err = l.UnlockContext(ctx)
 				c.unlocks.Add(1)
 				if errors.Is(err, redismutex.ErrRedis) || errors.Is(err, redismutex.ErrLockLost) {
 					c.uncertain.Add(1)
 				} else if err != nil && ctx.Err() == nil {
-					m.Errorf("process %d unlocks: %v", p, err)
+					m.Errorf("process %d: want the lock unlocked, got %v", p, err)
 				}
 			}
 		})
@@ -667,7 +666,7 @@ func (m *masters) load() *crowd {
 	return c
 }
 
-// goesOn waits until every process has been granted the lock so often from now on, and one of them for writing.
+// goesOn waits until every process has been granted the lock that many more times, and one of them for writing.
 func (c *crowd) goesOn(often int) {
 	c.t.Helper()
 	c.mu.Lock()
@@ -711,6 +710,6 @@ func (c *crowd) String() string {
 	for _, e := range c.entered {
 		n += e
 	}
-	return fmt.Sprintf("%d entered, %d of them to write; %d lost, %d refused, %d of %d unlocks not confirmed",
+	return fmt.Sprintf("%d granted, %d of them for writing; %d lost, %d refused, %d of %d unlocks not confirmed",
 		n, len(c.wrote), c.lost, c.refused.Load(), c.uncertain.Load(), c.unlocks.Load())
 }

@@ -45,7 +45,7 @@ func TestShortReaderDoesNotTruncateLongReader(t *testing.T) {
 	s.unlock(s.soon(writer))
 }
 
-// Promise 2: a holder that is cut off is trusted no longer when the server gives the lock to the next.
+// Promise 2: a holder that is cut off stops trusting the lock before the server grants it to the next.
 func TestBlackHoledWriterEndsBeforeNextHolderBegins(t *testing.T) { blackHole(t, true) }
 
 // Promise 2: the same for a reader.
@@ -64,7 +64,7 @@ func blackHole(t *testing.T, write bool) {
 		var ended, trusted bool
 		next := later(func(ctx context.Context, _ ...redismutex.LockOption) (*redismutex.Lock, error) {
 			l, err := redismutex.NewMutex(s.client(nil), name, redismutex.WithTTL(long)).LockContext(ctx)
-			// Here the next holder begins. The one before it must have ended.
+			// The next holder is granted the lock here. The trust of the last one must have ended.
 			trusted = time.Now().Before(holder.Until())
 			select {
 			case <-holder.Done():
@@ -102,8 +102,8 @@ func TestUnlockWakesWaiterAtOnce(t *testing.T) {
 	}
 }
 
-// Promise 5: in whatever order the subscription, the acquire, the unlock and its message come, the waiter is granted the
-// lock at once.
+// Promise 5: the waiter is granted the lock at once, whatever the order of the subscription, the acquire, the unlock and its
+// message.
 func TestNoWakeUpIsLostWhenSubscribeRacesUnlock(t *testing.T) {
 	s := open(t)
 	mutex := s.mutex(nil, redismutex.WithTTL(long))
@@ -119,13 +119,13 @@ func TestNoWakeUpIsLostWhenSubscribeRacesUnlock(t *testing.T) {
 			link := faultnet.New(nil)
 			release := hold(link)
 			waiter := later(s.mutex(link, redismutex.WithTTL(long)).LockContext)
-			s.eventually("it is under way", func() bool { return link.Held() > 0 })
+			s.eventually("the request is held", func() bool { return link.Held() > 0 })
 			s.unlock(holder)
 			release()
 			s.unlock(s.soon(waiter))
 		})
 	}
-	for i := range 60 { // the unlock sweeps over the time that a waiter takes to join
+	for i := range 60 { // the unlock comes at a different moment of the join each time
 		holder := s.lock(mutex.LockContext)
 		waiter := later(s.mutex(nil, redismutex.WithTTL(long)).LockContext)
 		redistest.Spin(time.Duration(i) * 100 * time.Microsecond)
@@ -159,7 +159,7 @@ func TestCrashedReaderGoesWhileOthersRenew(t *testing.T) {
 	s.unlock(s.lock(s.mutex(nil).TryLockContext))
 }
 
-// Promise 3: neither a try nor another waiter that comes and goes takes anything from a waiter.
+// Promise 3: neither a try nor another waiter that gives up affects a waiter.
 func TestTryDoesNotClearAWaitersIntent(t *testing.T) {
 	s := open(t)
 	holder := s.lock(s.mutex(nil, redismutex.WithTTL(long)).RLockContext)
@@ -222,7 +222,7 @@ func TestCancelledWaiterClearsItsIntent(t *testing.T) {
 	s.unlock(second)
 }
 
-// Promise 4: go-redis sends an acquire again whose reply was lost.
+// Promise 4: an acquire that go-redis resends because its reply was lost is granted once.
 func TestLostAcquireReplyIsObtainedOnce(t *testing.T) {
 	for _, write := range []bool{true, false} {
 		t.Run("at once/"+kind(write), func(t *testing.T) {
@@ -247,7 +247,7 @@ func TestLostAcquireReplyIsObtainedOnce(t *testing.T) {
 	}
 }
 
-// heldOnce checks that l alone holds, and that nothing of it is left after its unlock.
+// heldOnce checks that l is the only holder, and that nothing of it is left after its unlock.
 func (s *single) heldOnce(l *redismutex.Lock) {
 	s.Helper()
 	if s.rc.Get(s.Context(), key).Val() != l.ID() && fmt.Sprint(s.rc.SMembers(s.Context(), key).Val()) != "["+l.ID()+"]" {
@@ -271,12 +271,12 @@ func TestAcquireThatArrivesAfterItsReleaseIsRefused(t *testing.T) {
 			link := faultnet.New(nil)
 			mutex := s.mutex(link, redismutex.WithTTL(long))
 			s.unlock(s.lock(acquire(mutex, write))) // the server has the script
-			// The first lock has left a tombstone, too, if the machine was so slow that it may have been sent twice.
+			// The first lock has left a tombstone if the machine was so slow that its acquire may have been sent twice.
 			tombstones := s.rc.ZCard(s.Context(), leases).Val()
 			release := link.HoldRequest("try:")
 			ctx, cancel := context.WithCancel(s.Context())
 			caller := laterIn(ctx, acquire(mutex, write))
-			s.eventually("it is under way", func() bool { return link.Held() > 0 })
+			s.eventually("the request is held", func() bool { return link.Held() > 0 })
 			cancel()
 			if o := <-caller; !errors.Is(o.Err, context.Canceled) {
 				t.Errorf("want an error that matches %q, got %v", context.Canceled, o.Err)
@@ -335,7 +335,7 @@ func TestGrantCrossingACancellationIsPassedOn(t *testing.T) {
 	s.unlock(s.soon(second))
 }
 
-// Promise 2: a message of a grant that comes late, or too late, gives nobody a lock that another holds.
+// Promise 2: the message of a grant that arrives late gives no process a lock that another holds.
 func TestStaleGrantMessageGivesNobodyALock(t *testing.T) {
 	const ttl = 600 * time.Millisecond
 	for name, delay := range map[string]time.Duration{
@@ -376,12 +376,12 @@ func TestStaleGrantMessageGivesNobodyALock(t *testing.T) {
 			s.never(waiter, 300*time.Millisecond)
 			s.unlock(second)
 			commands.Hole(false, false)
-			s.unlock(s.soon(waiter)) // it has acquired again, under a new id
+			s.unlock(s.soon(waiter)) // acquired again, under a new id
 		})
 	}
 }
 
-// Promise 10: an unlock reports no loss when a renewal is under way, whatever becomes of that.
+// Promise 10: an unlock during a renewal reports no loss, whatever the outcome of the renewal.
 func TestUnlockRacingARenewalReportsNoLoss(t *testing.T) {
 	for _, write := range []bool{true, false} {
 		for _, reply := range []bool{true, false} {
@@ -396,7 +396,7 @@ func TestUnlockRacingARenewalReportsNoLoss(t *testing.T) {
 					hold = link.HoldReply
 				}
 				release := hold(l.ID()) // the next request with its id is its renewal
-				s.eventually("a renewal is under way", func() bool { return link.Held() > 0 })
+				s.eventually("the renewal is held", func() bool { return link.Held() > 0 })
 				s.unlock(l)
 				if cause := context.Cause(l); cause != redismutex.ErrUnlocked {
 					t.Errorf("want the cause ErrUnlocked, got %v", cause)
@@ -443,7 +443,7 @@ func TestUnlockRacingARenewalReportsNoLoss(t *testing.T) {
 	})
 }
 
-// Promise 5: a lock whose parent context has ended can be unlocked, and comes free.
+// Promise 5: a lock whose parent context has ended can be unlocked, and is then free.
 func TestUnlockOnCancelledParentFreesTheKey(t *testing.T) {
 	for _, write := range []bool{true, false} {
 		t.Run(kind(write), func(t *testing.T) {
@@ -456,7 +456,7 @@ func TestUnlockOnCancelledParentFreesTheKey(t *testing.T) {
 					if err := l.UnlockContext(l); err != nil && !errors.Is(err, context.Canceled) {
 						t.Errorf("want an error that matches %q, got %v", context.Canceled, err)
 					}
-					s.eventually("it has come free", func() bool { return s.rc.Exists(s.Context(), key).Val() == 0 })
+					s.eventually("the lock is free", func() bool { return s.rc.Exists(s.Context(), key).Val() == 0 })
 				},
 			} {
 				ctx, cancel := context.WithCancel(s.Context())
@@ -499,11 +499,11 @@ func TestLockContextReturnsWithItsContextAgainstABlackHole(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := open(t)
-			best := redistest.Patience
+			best := redistest.Timeout
 			for range 5 { // the best of them counts: the machine may be busy
 				link := faultnet.New(nil)
 				mutex := s.mutex(link, redismutex.WithTTL(2*time.Second))
-				s.unlock(s.lock(mutex.LockContext)) // it has a connection, and the server the script
+				s.unlock(s.lock(mutex.LockContext)) // so that it has a connection, and the server has the script
 				fail, repair := arrange(s, link)
 				queued := name == "in the queue"
 				if !queued {
@@ -523,7 +523,7 @@ func TestLockContextReturnsWithItsContextAgainstABlackHole(t *testing.T) {
 					t.Fatalf("want context.DeadlineExceeded within %v of the end of the context, got %v after %v", promised, o.Err, over)
 				}
 				best = min(best, over)
-				s.eventually("the server is as it was", func() bool { return s.rc.Exists(s.Context(), key, intents).Val() == 0 })
+				s.eventually("the lock is free and nobody waits", func() bool { return s.rc.Exists(s.Context(), key, intents).Val() == 0 })
 			}
 			if best >= promised {
 				t.Errorf("want a return within %v of the end of the context, the best of five took %v", promised, best)
@@ -543,7 +543,7 @@ func TestHolderLearnsOfAnEmptyRestart(t *testing.T) {
 			s.server.Restart(t)
 			select {
 			case <-l.Done():
-			case <-time.After(redistest.Patience):
+			case <-time.After(redistest.Timeout):
 				t.Fatalf("want the lock lost within %v, it is still held %v after the restart", ttl, time.Since(start))
 			}
 			if took := time.Since(start); took > ttl {
@@ -558,7 +558,7 @@ func TestHolderLearnsOfAnEmptyRestart(t *testing.T) {
 	}
 }
 
-// Waiters outlive a restart that loses their places: they acquire again and are granted the lock.
+// Waiters survive a restart that loses their places: they acquire again and are granted the lock.
 func TestWaitersGoOnAfterAnEmptyRestart(t *testing.T) {
 	s := open(t)
 	s.lock(s.mutex(nil, redismutex.WithTTL(long)).LockContext)
@@ -604,14 +604,14 @@ func TestLostSubscriptionCostsHalfATTLAtMost(t *testing.T) {
 		"away": {long, atOnce, func(s *single, messages *faultnet.Link) {
 			messages.Refuse(true)
 			messages.Cut()
-			s.eventually("nobody hears", func() bool { return s.subscriptions() == 0 })
+			s.eventually("the subscription is gone", func() bool { return s.subscriptions() == 0 })
 		}},
 		"cut at the same moment": {long, atOnce, func(s *single, messages *faultnet.Link) { messages.Cut() }},
 		"back": {long, atOnce, func(s *single, messages *faultnet.Link) {
 			messages.Cut()
 			s.eventually("it is back", func() bool { return messages.Dials() > 1 && s.subscriptions() == 1 })
 		}},
-		// The waiter renews after half a TTL; that the link is dead it would know only after 6 s.
+		// The waiter renews after half a TTL; it would detect the dead connection only after 6 s.
 		"silent": {4 * time.Second, 4 * time.Second, func(s *single, messages *faultnet.Link) { messages.Hole(true, true) }},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -651,7 +651,7 @@ func TestMixedTTLsAndOrdersExclude(t *testing.T) {
 	w.Crowd(12, ended.Load, func(i int) (write bool, unlock func()) {
 		write = i%3 == 0
 		l, err := acquire(mutexes[i%len(mutexes)], write)(s.Context())
-		if i%5 == 4 { // some try once more
+		if i%5 == 4 { // some tries
 			if err == nil {
 				l.Unlock()
 			}
@@ -670,15 +670,15 @@ func TestMixedTTLsAndOrdersExclude(t *testing.T) {
 			}
 		}
 	})
-	t.Logf("%d writers, %d readers entered", w.Wrote, w.Read)
+	t.Logf("%d writers, %d readers granted", w.Wrote, w.Read)
 	if w.Seen() > 0 || w.Wrote == 0 || w.Read == 0 {
 		t.Errorf("want writers and readers and no overlap, saw %d writers, %d readers, and %d overlaps: %v", w.Wrote, w.Read, w.Seen(), w.Overlaps)
 	}
 	s.empty(key)
 }
 
-// Promises 7 and 10: where no message can be sent or received, waiters are granted the lock with their next renewal, and
-// the reason is logged, once per client.
+// Promises 7 and 10: if no message can be sent or received, waiters are granted the lock at their next renewal, and the
+// reason is logged once per client.
 func TestPublishRefusedByACL(t *testing.T) {
 	for name, c := range map[string]struct{ rule, logs string }{
 		"no publish":   {"-publish", "PUBLISH"},
@@ -721,7 +721,7 @@ func TestPublishRefusedByACL(t *testing.T) {
 	}
 }
 
-// A Redis that may evict locks is logged, once, and costs no lock a command.
+// An eviction policy that may evict locks is logged once, and costs no command per lock.
 func TestEvictingPolicyIsLoggedOnce(t *testing.T) {
 	const policy = "allkeys-lru"
 	run := func(t *testing.T, s *single, user string) (*redistest.Log, *redistest.Counter) {
@@ -747,8 +747,8 @@ func TestEvictingPolicyIsLoggedOnce(t *testing.T) {
 		if log.Count("") != 1 {
 			t.Error(log)
 		}
-		if n := sent.Commands(); n != 40 && n != 41 { // the look may come a little later
-			t.Errorf("want 20 locks and unlocks to take 40 commands, and one to look at the policy, they took %d", n)
+		if n := sent.Commands(); n != 40 && n != 41 { // the call of INFO may come a little later
+			t.Errorf("want 20 locks and unlocks to take 40 commands, and one to read the policy, they took %d", n)
 		}
 	})
 	t.Run("not evicting", func(t *testing.T) {
@@ -795,7 +795,7 @@ func TestServerDownIsARedisErrorNotHeld(t *testing.T) {
 	}
 }
 
-// Promise 10: foreign data under the keys of a lock is left as it is, and no call waits for it.
+// Promise 10: foreign data under the keys of a lock is left alone, and no call waits for it.
 func TestForeignDataIsLeftAlone(t *testing.T) {
 	s := open(t)
 	put := map[string]func(k string) error{
@@ -901,10 +901,10 @@ func TestOddNamesWork(t *testing.T) {
 	}
 }
 
-// All mutexes on a client share one subscription, which is there while somebody waits; afterwards neither that nor a
-// goroutine is left.
+// All mutexes on a client share one subscription, which exists while a call waits; afterwards neither the subscription nor
+// a goroutine is left.
 func TestTwoHundredMutexesShareOneConnection(t *testing.T) {
-	// It counts goroutines, so it does not run beside others.
+	// It counts goroutines, so it does not run in parallel.
 	const mutexes = 200
 	s := &single{t, redistest.Start(t), nil}
 	s.rc = s.server.Client(t)

@@ -19,13 +19,11 @@ import (
 	"github.com/redismutex/redismutex/internal/redistest"
 )
 
-// This file is what the tests share.
-
 func TestMain(m *testing.M) {
-	// Faults are injected by the dozen.
+	// The faults would fill the log.
 	redismutex.SetLog(redismutex.NopLog)
 	redis.SetLogger(silence{})
-	// The tests wait more than they work.
+	// The tests wait most of the time, so more than one per CPU can run.
 	flag.Parse()
 	if n, err := strconv.Atoi(flag.Lookup("test.parallel").Value.String()); err != nil || n < 4 {
 		flag.Set("test.parallel", "4")
@@ -38,8 +36,8 @@ type silence struct{}
 func (silence) Printf(context.Context, string, ...any) {}
 
 const (
-	// long is a TTL of which not even a quarter passes within atOnce: a lock that is granted at once has not been
-	// found by a waiter's renewal, which comes after half a TTL.
+	// long is a TTL of more than four times atOnce: a lock that is granted at once was not granted by a waiter's renewal,
+	// which comes after half a TTL.
 	long   = 20 * time.Second
 	atOnce = 5 * time.Second
 
@@ -47,14 +45,14 @@ const (
 	short = 500 * time.Millisecond
 )
 
-// The lock of most tests, and its keys.
+// key is the lock of most tests; the others are its keys.
 const (
 	key     = "lock"
 	intents = "{lock}:lock-intent"
 	leases  = "{lock}:lease"
 )
 
-// A single is a server that a test has for itself.
+// A single is a server for one test.
 type single struct {
 	*testing.T
 	server *redistest.Server
@@ -68,18 +66,18 @@ func open(t *testing.T, args ...string) *single {
 	return &single{t, server, server.Client(t)}
 }
 
-// client returns the client of one more process. A nil link is a network that never fails.
+// client returns the client of another process. A nil link is a network that never fails.
 func (s *single) client(link *faultnet.Link, mutate ...func(*redis.Options)) *redis.Client {
 	return s.server.Client(s, append(mutate, redistest.Through(link))...)
 }
 
-// impatient gives up early on a reply that does not come.
+// impatient makes a client time out early.
 func impatient(o *redis.Options) {
 	o.ReadTimeout = 200 * time.Millisecond
 	o.DialTimeout = 200 * time.Millisecond
 }
 
-// twoWays sends commands by one client and receives messages by another.
+// twoWays sends commands through one client and receives messages through another.
 type twoWays struct {
 	*redis.Client
 	messages *redis.Client
@@ -93,7 +91,7 @@ func (s *single) mutexOf(rc redis.Scripter, opt ...redismutex.MutexOption) *redi
 	return redismutex.NewMutex(rc, key, opt...)
 }
 
-// mutex returns one in a process of its own.
+// mutex returns a mutex in a process of its own.
 func (s *single) mutex(link *faultnet.Link, opt ...redismutex.MutexOption) *redismutex.RWMutex {
 	return s.mutexOf(s.client(link), opt...)
 }
@@ -127,7 +125,7 @@ func kind(write bool) string { return map[bool]string{true: "writer", false: "re
 
 type outcome = redistest.Outcome[*redismutex.Lock]
 
-// later calls in the background.
+// later makes a call in the background.
 func later(c call) <-chan outcome { return laterIn(context.Background(), c) }
 
 func laterIn(ctx context.Context, c call) <-chan outcome {
@@ -158,7 +156,7 @@ func unlock(t *testing.T, l *redismutex.Lock) {
 	}
 }
 
-// soon returns a lock that comes at once.
+// soon returns a lock that must be granted at once.
 func soon(t *testing.T, c <-chan outcome) *redismutex.Lock {
 	t.Helper()
 	select {
@@ -173,7 +171,7 @@ func soon(t *testing.T, c <-chan outcome) *redismutex.Lock {
 	}
 }
 
-// outlive waits until the locks have been renewed so often that all of them outlive d from now.
+// outlive waits until all locks have been renewed beyond d from now.
 func outlive(t *testing.T, d time.Duration, locks ...*redismutex.Lock) {
 	t.Helper()
 	start := time.Now()
@@ -187,7 +185,7 @@ func outlive(t *testing.T, d time.Duration, locks ...*redismutex.Lock) {
 	}
 }
 
-// never checks for a while that the lock is not granted.
+// never checks that the lock is not granted for a while.
 func (s *single) never(c <-chan outcome, while time.Duration) {
 	s.Helper()
 	select {
@@ -199,13 +197,13 @@ func (s *single) never(c <-chan outcome, while time.Duration) {
 
 func (s *single) none(c <-chan outcome) { s.Helper(); s.never(c, 0) }
 
-// waiting waits until so many wait.
+// waiting waits until n calls are in the queue.
 func (s *single) waiting(n int) {
 	s.Helper()
 	s.eventually(fmt.Sprint(n, " wait"), func() bool { return s.rc.ZCard(s.Context(), intents).Val() == int64(n) })
 }
 
-// reads reports whether l is among the readers that the server knows.
+// reads reports whether l is among the readers on the server.
 func (s *single) reads(l *redismutex.Lock) bool {
 	s.Helper()
 	is, err := s.rc.SIsMember(s.Context(), key, l.ID()).Result()
@@ -215,7 +213,7 @@ func (s *single) reads(l *redismutex.Lock) bool {
 	return is
 }
 
-// empty checks that nobody holds the lock of that name, or waits.
+// empty checks that nobody holds the lock of that name or waits for it.
 func (s *single) empty(name string) {
 	s.Helper()
 	for _, k := range []string{name, "{" + name + "}:lock-intent"} {
@@ -230,7 +228,7 @@ func (s *single) empty(name string) {
 	}
 }
 
-// subscriptions returns how many connections subscribe.
+// subscriptions returns the number of connections that subscribe.
 func (s *single) subscriptions() int {
 	s.Helper()
 	list, err := s.rc.Do(s.Context(), "CLIENT", "LIST", "TYPE", "pubsub").Text()
@@ -240,7 +238,7 @@ func (s *single) subscriptions() int {
 	return strings.Count(list, "\n")
 }
 
-// kinds names the errors that err matches: one, if it says what happened.
+// kinds returns the names of the errors that err matches. There should be one.
 func kinds(err error) string {
 	var is []string
 	for name, kind := range map[string]error{

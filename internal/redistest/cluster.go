@@ -22,7 +22,7 @@ type node struct {
 	id    string
 }
 
-// Cluster starts a cluster of that many masters. All slots are assigned, in equal ranges, in the order of Nodes.
+// Cluster starts a cluster of that many masters. Each serves an equal range of slots, in the order of Nodes.
 func Cluster(tb testing.TB, masters int) *ClusterServers {
 	tb.Helper()
 	ctx := context.Background()
@@ -31,11 +31,11 @@ func Cluster(tb testing.TB, masters int) *ClusterServers {
 		s := Start(tb, "--cluster-enabled", "yes", "--cluster-node-timeout", "2000")
 		n := &node{Server: s, admin: s.Client(tb)}
 		n.id = n.ask(tb, "CLUSTER", "MYID").(string)
-		// Epochs that differ spare the nodes settling on them.
+		// With different epochs the nodes need not agree on them first.
 		n.do(tb, "CLUSTER", "SET-CONFIG-EPOCH", i+1)
 		c.nodes = append(c.nodes, n)
 
-		// ADDSLOTSRANGE would be shorter, but came with Redis 7.
+		// ADDSLOTSRANGE would be shorter, but needs Redis 7.
 		add := []any{"CLUSTER", "ADDSLOTS"}
 		for slot := i * slots / masters; slot < (i+1)*slots/masters; slot++ {
 			c.owner[slot] = n
@@ -61,7 +61,7 @@ func Cluster(tb testing.TB, masters int) *ClusterServers {
 	return c
 }
 
-// Client makes a client of the cluster, closed when the test ends.
+// Client returns a client of the cluster, which is closed when the test ends.
 func (c *ClusterServers) Client(tb testing.TB, mutate ...func(*redis.ClusterOptions)) *redis.ClusterClient {
 	opt := &redis.ClusterOptions{}
 	for _, n := range c.nodes {
@@ -75,8 +75,8 @@ func (c *ClusterServers) Client(tb testing.TB, mutate ...func(*redis.ClusterOpti
 	return rc
 }
 
-// AddReplica starts a replica of the master with that index, which takes the master's place when that has died. Owner and
-// the migrations know nothing of replicas: they are for masters that live.
+// AddReplica starts a replica of the master with that index, which replaces the master when that dies. Owner and the
+// migrations ignore replicas.
 func (c *ClusterServers) AddReplica(tb testing.TB, of int) *Server {
 	tb.Helper()
 	ctx, master := context.Background(), c.nodes[of]
@@ -88,7 +88,7 @@ func (c *ClusterServers) AddReplica(tb testing.TB, of int) *Server {
 	Eventually(tb, "the replica knows its master", func() bool {
 		return n.admin.ClusterReplicate(ctx, master.id).Err() == nil
 	})
-	// A replica that does not know the other masters when its own dies can ask nobody for a vote.
+	// A replica needs the votes of the other masters when its own dies, so it must know them.
 	Eventually(tb, "it follows, and the masters and it know each other", func() bool {
 		known := n.admin.ClusterNodes(ctx).Val()
 		for _, m := range c.nodes {
@@ -102,7 +102,7 @@ func (c *ClusterServers) AddReplica(tb testing.TB, of int) *Server {
 	return s
 }
 
-// Nodes are the masters.
+// Nodes returns the masters.
 func (c *ClusterServers) Nodes() []*Server {
 	var servers []*Server
 	for _, n := range c.nodes {
@@ -111,7 +111,7 @@ func (c *ClusterServers) Nodes() []*Server {
 	return servers
 }
 
-// Owner is the index in Nodes of the master that serves the slot.
+// Owner returns the index in Nodes of the master that serves the slot.
 func (c *ClusterServers) Owner(slot int) int {
 	for i, n := range c.nodes {
 		if n == c.owner[slot] {
@@ -129,8 +129,8 @@ func (c *ClusterServers) MigrateSlot(tb testing.TB, slot, to int) {
 	c.EndMigration(tb, slot, to)
 }
 
-// BeginMigration opens the slot on both sides: from now on its owner answers ASK for keys that it does not have,
-// and TRYAGAIN for several of which it has but some. Before Redis 7 it answers ASK to that as well, and the other side
+// BeginMigration opens the slot on both sides: from now on its owner answers ASK for keys that it does not have, and
+// TRYAGAIN for several keys of which it has only some. Before Redis 7 it answers ASK to these, too, and the other side
 // TRYAGAIN.
 func (c *ClusterServers) BeginMigration(tb testing.TB, slot, to int) {
 	tb.Helper()
@@ -139,7 +139,7 @@ func (c *ClusterServers) BeginMigration(tb testing.TB, slot, to int) {
 	from.do(tb, "CLUSTER", "SETSLOT", slot, "MIGRATING", dest.id)
 }
 
-// MoveKeys moves the keys of an open slot: those named, or all that are there.
+// MoveKeys moves keys of an open slot: the given ones, or all.
 func (c *ClusterServers) MoveKeys(tb testing.TB, slot, to int, keys ...string) {
 	tb.Helper()
 	from, dest := c.owner[slot], c.nodes[to]
@@ -165,15 +165,15 @@ func (c *ClusterServers) MoveKeys(tb testing.TB, slot, to int, keys ...string) {
 	}
 }
 
-// EndMigration makes the other master the slot's owner. The old one must have no key of it left.
+// EndMigration makes the other master the owner of the slot. The old owner must have no keys of the slot.
 func (c *ClusterServers) EndMigration(tb testing.TB, slot, to int) {
 	tb.Helper()
 	from, dest := c.owner[slot], c.nodes[to]
-	// The new owner first: else nobody would serve the slot for a moment.
+	// The new owner first: otherwise no master would serve the slot for a moment.
 	dest.do(tb, "CLUSTER", "SETSLOT", slot, "NODE", dest.id)
 	from.do(tb, "CLUSTER", "SETSLOT", slot, "NODE", dest.id)
 	for _, n := range c.nodes {
-		if n != from && n != dest { // which is dead by now, or a replica, hears of it later
+		if n != from && n != dest { // a dead node, or a replica, need not be informed
 			n.admin.Do(context.Background(), "CLUSTER", "SETSLOT", slot, "NODE", dest.id)
 		}
 	}

@@ -13,7 +13,7 @@ func TestClusterServesEverySlot(t *testing.T) {
 	c := Cluster(t, 3)
 	rc := c.Client(t)
 	if n := len(c.Nodes()); n != 3 {
-		t.Fatalf("%d nodes", n)
+		t.Fatalf("want 3 nodes, got %d", n)
 	}
 	for _, key := range []string{"a", "b", "c", "d", "e", "f"} {
 		if err := rc.Set(t.Context(), key, key, 0).Err(); err != nil {
@@ -39,27 +39,27 @@ func TestClusterHoldsASlotHalfMigrated(t *testing.T) {
 	owner := c.Nodes()[from].Client(t, func(o *redis.Options) { o.MaxRetries = -1 })
 	err := owner.MGet(ctx, "{x}a", "{x}b").Err()
 	if err == nil || !strings.HasPrefix(err.Error(), "TRYAGAIN") && !strings.HasPrefix(err.Error(), "ASK") {
-		t.Fatalf("keys on both sides: %v", err)
+		t.Fatalf("want TRYAGAIN or ASK for keys on both sides, got %v", err)
 	}
 	if err := owner.Get(ctx, "{x}a").Err(); err == nil || !strings.HasPrefix(err.Error(), "ASK") {
-		t.Fatalf("the key that has moved: %v", err)
+		t.Fatalf("want ASK for the key that has moved, got %v", err)
 	}
 	if v, err := rc.Get(ctx, "{x}a").Result(); err != nil || v != "1" {
-		t.Fatal(v, err)
+		t.Fatalf("want the value 1, got %q, %v", v, err)
 	}
 
 	c.MoveKeys(t, slot, to)
 	c.EndMigration(t, slot, to)
 	if got := c.Owner(slot); got != to {
-		t.Fatalf("owned by %d", got)
+		t.Fatalf("want the slot owned by %d, it is by %d", to, got)
 	}
 	if v, err := rc.MGet(ctx, "{x}a", "{x}b").Result(); err != nil || v[0] != "1" || v[1] != "2" {
-		t.Fatal(v, err)
+		t.Fatalf("want the values 1 and 2, got %v, %v", v, err)
 	}
 
 	c.MigrateSlot(t, slot, from)
 	if v, err := rc.MGet(ctx, "{x}a", "{x}b").Result(); err != nil || v[0] != "1" || v[1] != "2" {
-		t.Fatal(v, err)
+		t.Fatalf("want the values 1 and 2, got %v, %v", v, err)
 	}
 }
 
@@ -79,17 +79,17 @@ func TestClusterReplicaReplacesADeadMaster(t *testing.T) {
 	look := replica.Client(t)
 	Eventually(t, "the replica has it", func() bool { return look.DBSize(ctx).Val() == 1 })
 	c.Nodes()[1].Kill()
-	// go-redis asks who is the master of what only once a minute, unless it is redirected.
+	// go-redis reloads the state of the cluster only once a minute, unless it is redirected.
 	eager := c.Client(t, func(o *redis.ClusterOptions) { o.ClusterStateReloadInterval = 50 * time.Millisecond })
-	// On a machine that is busy an election may fail, and the next one comes 8 s later.
+	// On a busy machine an election may fail, and the next one comes 8 s later.
 	var err error
 	defer func() {
 		if t.Failed() {
 			t.Logf("%v\n%s", err, look.ClusterNodes(ctx).Val())
 		}
 	}()
-	within(t, 3*Patience, "it takes writes", func() bool { err = eager.Set(ctx, key, "w", 0).Err(); return err == nil })
+	within(t, 3*Timeout, "it takes writes", func() bool { err = eager.Set(ctx, key, "w", 0).Err(); return err == nil })
 	if v := look.Get(ctx, key).Val(); v != "w" {
-		t.Error(v)
+		t.Errorf("want the value w on the former replica, got %q", v)
 	}
 }

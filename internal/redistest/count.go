@@ -12,10 +12,10 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A Counter is a hook that counts the commands that a client is asked to send, those of a pipeline one by one.
+// A Counter is a hook that counts the commands of a client, those of a pipeline one by one.
 type Counter struct{ n atomic.Int64 }
 
-// Commands is their number until now.
+// Commands returns the number of commands so far.
 func (c *Counter) Commands() int { return int(c.n.Load()) }
 
 // DialHook implements [redis.Hook].
@@ -37,7 +37,7 @@ func (c *Counter) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proc
 	}
 }
 
-// ScriptsRun is the number of scripts that the servers of these clients have run, all their clients taken together.
+// ScriptsRun returns the number of scripts that the servers of these clients have run, for all clients together.
 func ScriptsRun(clients ...*redis.Client) (n int) {
 	for _, rc := range clients {
 		for line := range strings.Lines(rc.Info(context.Background(), "commandstats").Val()) {

@@ -2,7 +2,7 @@ package redistest
 
 import "time"
 
-// An Outcome is what a call returned, and when.
+// An Outcome is the result of a call, and the time at which it returned.
 type Outcome[T any] struct {
 	Value T
 	Err   error

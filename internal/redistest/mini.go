@@ -11,11 +11,11 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
-// Cleaner is as much of a testing.TB as Mini needs. A *rapid.T is one too.
+// Cleaner is the part of testing.TB that Mini needs. A *rapid.T implements it, too.
 type Cleaner interface{ Cleanup(func()) }
 
-// MiniLocks skips a test that locks on a miniredis where that cannot: it reads the integers that scripts hand to its
-// commands, such as the time in ms, into an int.
+// MiniLocks skips a test that locks on a miniredis where an int has 32 bits: miniredis reads the integers that scripts pass
+// to commands, such as the time in ms, into an int.
 func MiniLocks(tb testing.TB) {
 	tb.Helper()
 	if strconv.IntSize < 64 {
@@ -23,8 +23,8 @@ func MiniLocks(tb testing.TB) {
 	}
 }
 
-// Mini makes a miniredis without a listener, whose clock is Go's, and a client of it. Both are closed when the test
-// ends. In a testing/synctest bubble, time is the bubble's: call Mini inside of it.
+// Mini returns a miniredis without a listener, whose clock is Go's, and a client of it. Both are closed when the test
+// ends. In a testing/synctest bubble they use the bubble's time, if Mini is called inside of it.
 func Mini(tb Cleaner) (*miniredis.Miniredis, *redis.Client) {
 	m := miniredis.NewMiniRedis()
 	m.ClockTTL(true)
@@ -32,15 +32,14 @@ func Mini(tb Cleaner) (*miniredis.Miniredis, *redis.Client) {
 	return m, MiniClient(tb, m)
 }
 
-// MiniClient makes one more client of m. A Link goes between as faultnet.New(redistest.MiniDial(m)).
+// MiniClient returns another client of m. To connect it through a Link, use faultnet.New(redistest.MiniDial(m)).
 func MiniClient(tb Cleaner, m *miniredis.Miniredis, mutate ...func(*redis.Options)) *redis.Client {
 	opt := &redis.Options{
-		// Nobody dials it, but it has to be an IP: for a name go-redis asks a resolver, whose goroutines are not
-		// of the bubble.
+		// It is never dialled, but it must be an IP: go-redis resolves a name, in goroutines outside of the bubble.
 		Addr:   "127.0.0.1:6379",
 		Dialer: MiniDial(m),
-		// go-redis waits for the answer to CLIENT MAINT_NOTIFICATIONS under a mutex, and in a bubble no time passes
-		// while anybody waits for a mutex.
+		// go-redis waits for the answer to CLIENT MAINT_NOTIFICATIONS under a mutex, and in a bubble no time passes while
+		// a goroutine waits for a mutex.
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
 	}
 	for _, f := range mutate {
@@ -51,7 +50,7 @@ func MiniClient(tb Cleaner, m *miniredis.Miniredis, mutate ...func(*redis.Option
 	return rc
 }
 
-// MiniDial connects to m in memory, whatever the address.
+// MiniDial returns a function that connects to m in memory, for any address.
 func MiniDial(m *miniredis.Miniredis) func(ctx context.Context, network, addr string) (net.Conn, error) {
 	return func(context.Context, string, string) (net.Conn, error) { return m.Dial() }
 }

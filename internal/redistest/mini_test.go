@@ -13,7 +13,7 @@ import (
 )
 
 func TestMiniLivesInVirtualTime(t *testing.T) {
-	for range 2 { // the second bubble of a process is where a look-up by name shows
+	for range 2 { // only the second bubble of a process fails if a name is resolved
 		synctest.Test(t, func(t *testing.T) {
 			m, rc := Mini(t)
 			if err := rc.Set(t.Context(), "k", "v", 24*time.Hour).Err(); err != nil {
@@ -21,11 +21,11 @@ func TestMiniLivesInVirtualTime(t *testing.T) {
 			}
 			time.Sleep(24*time.Hour - time.Second)
 			if !m.Exists("k") {
-				t.Fatal("expired early")
+				t.Fatal("want the key for 24h, it expired 1s early")
 			}
 			time.Sleep(time.Second)
 			if m.Exists("k") {
-				t.Fatal("expired late")
+				t.Fatal("want the key expired after 24h, it has not")
 			}
 		})
 	}
@@ -41,16 +41,16 @@ func TestMiniClientsShareAServer(t *testing.T) {
 			t.Fatal(err)
 		}
 		if n, err := rc.Publish(t.Context(), "c", "hello").Result(); n != 1 || err != nil {
-			t.Fatal(n, err)
+			t.Fatalf("want 1 subscriber reached, got %d, %v", n, err)
 		}
 		if msg, err := sub.ReceiveMessage(t.Context()); err != nil || msg.Payload != "hello" {
-			t.Fatal(msg, err)
+			t.Fatalf("want the message hello, got %v, %v", msg, err)
 		}
 	})
 }
 
-// Connections that are greeted side by side, each with a delay of its own, do not keep time from passing.
-func TestMiniClientIsGreetedSlowly(t *testing.T) {
+// Time passes in the bubble while several connections, each with a delay of its own, are opened at once.
+func TestMiniClientConnectsSlowly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := Mini(t)
 		var delay atomic.Int64
@@ -72,7 +72,7 @@ func TestMiniClientIsGreetedSlowly(t *testing.T) {
 	})
 }
 
-// A slow connection delays all that is sent.
+// A slow connection delays every write.
 type slow struct {
 	net.Conn
 	delay time.Duration

@@ -18,7 +18,7 @@ func TestServerDiesWithItsTestProcess(t *testing.T) {
 	if os.Getenv(inChild) != "" {
 		var s *Server
 		asker := onAThreadThatEnds(func() { s = Start(t) })
-		Eventually(t, "the thread that asked for the server has ended", func() bool {
+		Eventually(t, "the thread that started the server has ended", func() bool {
 			_, err := os.Stat(fmt.Sprintf("/proc/self/task/%d", asker))
 			return err != nil
 		})
@@ -50,10 +50,10 @@ func TestServerDiesWithItsTestProcess(t *testing.T) {
 		fmt.Sscanf(lines.Text(), "addr %s", &addr)
 	}
 	if _, _, err := identify(addr); err != nil {
-		t.Fatalf("the child's server does not live: %v\n%s", err, strings.Join(said, "\n"))
+		t.Fatalf("want the child's server to answer, got %v\n%s", err, strings.Join(said, "\n"))
 	}
 	cmd.Process.Kill()
-	Eventually(t, "the orphan has gone", func() bool {
+	Eventually(t, "the server has died with the child", func() bool {
 		c, err := net.Dial("tcp", addr)
 		if err == nil {
 			c.Close()
@@ -62,13 +62,13 @@ func TestServerDiesWithItsTestProcess(t *testing.T) {
 	})
 }
 
-// onAThreadThatEnds returns the thread's id.
+// onAThreadThatEnds calls f on a thread that ends, and returns the thread's id.
 func onAThreadThatEnds(f func()) int {
 	done := make(chan int)
 	go func() {
-		runtime.LockOSThread() // for good: the thread ends with the goroutine
+		runtime.LockOSThread() // never unlocked, so that the thread ends with the goroutine
 		tid := syscall.Gettid()
-		if tid == os.Getpid() { // but the main thread never ends: it waits here for another
+		if tid == os.Getpid() { // the main thread never ends, so another one is used
 			tid = onAThreadThatEnds(f)
 		} else {
 			f()

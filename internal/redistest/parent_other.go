@@ -4,5 +4,5 @@ package redistest
 
 import "os/exec"
 
-// dieWithParent can do nothing here: only Linux offers it. Cleanup still kills the child of a test that ends.
+// dieWithParent does nothing: only Linux can do this. Cleanup still kills the child when the test ends.
 func dieWithParent(*exec.Cmd) {}

@@ -10,7 +10,7 @@ import (
 // Process is a child process other than a server. Its methods are not safe for concurrent use.
 type Process struct{ process *process }
 
-// Spawn starts the command. It is killed when the test ends, also when the test's own process is killed.
+// Spawn starts the command. It is killed when the test ends, even if the test's own process is killed.
 func Spawn(tb testing.TB, cmd *exec.Cmd) *Process {
 	tb.Helper()
 	p, err := spawn(cmd)
@@ -21,16 +21,16 @@ func Spawn(tb testing.TB, cmd *exec.Cmd) *Process {
 	return &Process{p}
 }
 
-// Kill ends the process as a power cut does, and returns when it is gone.
+// Kill ends the process as a power failure does, and returns when it has exited.
 func (p *Process) Kill() { p.process.kill() }
 
 // Freeze stops the process until Thaw. It must be running.
 func (p *Process) Freeze() { p.process.signal(sigStop) }
 
-// Thaw lets a frozen process go on.
+// Thaw lets a frozen process continue.
 func (p *Process) Thaw() { p.process.signal(sigCont) }
 
-// Exited is closed when the process has ended, and the command knows how.
+// Exited returns a channel that is closed when the process has exited and the command's ProcessState is set.
 func (p *Process) Exited() <-chan struct{} { return p.process.exited }
 
 type process struct {
@@ -39,8 +39,8 @@ type process struct {
 	exited <-chan struct{}
 }
 
-// spawn starts the command on a thread of its own that stays until the command has ended: the kernel takes the
-// end of the thread that started a child for the death of the child's parent.
+// spawn starts the command on a thread of its own that lives until the command has exited: to the kernel, the parent of a
+// child is the thread that started it.
 func spawn(cmd *exec.Cmd) (*process, error) {
 	dieWithParent(cmd)
 	started, exited := make(chan error), make(chan struct{})

@@ -11,13 +11,13 @@ func TestSpawnedProcessIsKilled(t *testing.T) {
 	p.Freeze()
 	select {
 	case <-p.Exited():
-		t.Fatal("it has ended")
+		t.Fatal("want a frozen process not to exit, it has")
 	default:
 	}
 	p.Thaw()
 	p.Kill()
 	<-p.Exited()
 	if cmd.ProcessState == nil || cmd.ProcessState.Success() {
-		t.Error(cmd.ProcessState)
+		t.Errorf("want the process killed by a signal, got %v", cmd.ProcessState)
 	}
 }

@@ -8,12 +8,12 @@ import (
 	"github.com/redismutex/redismutex/internal/faultnet"
 )
 
-// A Quorum is several servers that know nothing of each other.
+// A Quorum is several independent servers.
 type Quorum struct {
 	tb      testing.TB
 	Servers []*Server
-	Admin   []*redis.Client  // look at each of them, by a way that never fails
-	Links   []*faultnet.Link // between each of them and all processes; nil: these networks never fail
+	Admin   []*redis.Client  // clients of each server, whose networks never fail
+	Links   []*faultnet.Link // between each server and all processes; nil: these networks never fail
 }
 
 // StartQuorum starts that many servers.
@@ -28,15 +28,15 @@ func StartQuorum(tb testing.TB, n int) *Quorum {
 	return q
 }
 
-// BehindLinks has the processes to come reach the servers through Links. These cost much, so they are there only for
-// tests in which they fail.
+// BehindLinks makes later processes reach the servers through Links. These are expensive, so only tests in which they fail
+// use them.
 func (q *Quorum) BehindLinks() {
 	for range q.Servers {
 		q.Links = append(q.Links, faultnet.New(nil))
 	}
 }
 
-// Process returns the clients of one more process.
+// Process returns the clients of another process.
 func (q *Quorum) Process(mutate ...func(*redis.Options)) (clients []redis.Scripter) {
 	for i, s := range q.Servers {
 		opt := mutate
@@ -48,7 +48,7 @@ func (q *Quorum) Process(mutate ...func(*redis.Options)) (clients []redis.Script
 	return clients
 }
 
-// Eventually waits until something is true of every server.
+// Eventually waits until holds returns true for every server.
 func (q *Quorum) Eventually(what string, holds func(rc *redis.Client) bool) {
 	q.tb.Helper()
 	for _, rc := range q.Admin {

@@ -11,7 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// masterName is what the sentinel calls its master.
+// masterName is the name of the master in the sentinel.
 const masterName = "redistest"
 
 // SentinelServers is a master, a replica and the sentinel that fails over between them.
@@ -22,7 +22,7 @@ type SentinelServers struct {
 	admin    *redis.SentinelClient
 }
 
-// Sentinel starts a master with one replica and one sentinel, which takes the master for dead after half a second.
+// Sentinel starts a master with one replica and one sentinel, which considers the master down after half a second.
 func Sentinel(tb testing.TB) *SentinelServers {
 	tb.Helper()
 	ctx := context.Background()
@@ -36,14 +36,14 @@ func Sentinel(tb testing.TB) *SentinelServers {
 	master := Start(tb, "--repl-diskless-sync-delay", "0")
 	host, port, err := net.SplitHostPort(master.Addr())
 	must(err)
-	replica := Start(tb, "--repl-diskless-sync-delay", "0", "--replicaof", host, port) // Redis 6.2 takes no "host port" in one
+	replica := Start(tb, "--repl-diskless-sync-delay", "0", "--replicaof", host, port) // Redis 6.2 does not accept "host port" as one argument
 	rc := replica.Client(tb)
-	// First the replica, then the sentinel: it asks a master for its replicas only every ten seconds.
+	// The sentinel starts after the replica, since it asks a master for its replicas only every ten seconds.
 	Eventually(tb, "the replica follows its master", func() bool {
 		return fields(rc.Info(ctx, "replication").Val())["master_link_status"] == "up"
 	})
 
-	// A sentinel insists on a file in which to write down what it finds out.
+	// A sentinel needs a configuration file in which to store its state.
 	conf := filepath.Join(tb.TempDir(), "sentinel.conf")
 	must(os.WriteFile(conf, nil, 0o600))
 	s := &SentinelServers{tb: tb, data: []*Server{master, replica}}
@@ -61,7 +61,7 @@ func Sentinel(tb testing.TB) *SentinelServers {
 	return s
 }
 
-// Client makes a client that follows the master, closed when the test ends.
+// Client returns a client that follows the master, which is closed when the test ends.
 func (s *SentinelServers) Client(tb testing.TB, mutate ...func(*redis.FailoverOptions)) *redis.Client {
 	opt := &redis.FailoverOptions{MasterName: masterName, SentinelAddrs: []string{s.sentinel.Addr()}}
 	for _, m := range mutate {
@@ -72,7 +72,7 @@ func (s *SentinelServers) Client(tb testing.TB, mutate ...func(*redis.FailoverOp
 	return rc
 }
 
-// Master is the server that the sentinel takes for the master now.
+// Master returns the current master according to the sentinel.
 func (s *SentinelServers) Master() *Server {
 	s.tb.Helper()
 	addr, err := s.admin.GetMasterAddrByName(context.Background(), masterName).Result()
@@ -84,6 +84,6 @@ func (s *SentinelServers) Master() *Server {
 			return d
 		}
 	}
-	s.tb.Fatalf("redistest: the sentinel names a stranger, %s", addr)
+	s.tb.Fatalf("redistest: want the sentinel to name one of its servers, got %s", addr)
 	return nil
 }

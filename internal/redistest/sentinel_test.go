@@ -15,6 +15,6 @@ func TestSentinelReplacesADeadMaster(t *testing.T) {
 		return rc.Set(t.Context(), "k", "w", 0).Err() == nil
 	})
 	if s.Master() == old {
-		t.Fatal("the dead one is still the master")
+		t.Fatal("want another master, it is still the one that was killed")
 	}
 }

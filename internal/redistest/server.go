@@ -1,20 +1,20 @@
-// Package redistest has the worlds that tests live in, one for each kind:
+// Package redistest provides the environments of the tests, one of each kind:
 //
 //   - InVirtualTime: a World, which is one miniredis in a testing/synctest bubble, and processes whose networks fail on
 //     demand. Mini is the server alone.
 //   - Start: one real server. A client reaches it Through a faultnet.Link, or directly.
-//   - StartQuorum: several real servers that know nothing of each other.
+//   - StartQuorum: several independent real servers.
 //   - Cluster: a Redis Cluster, whose slots migrate and whose masters may have replicas.
 //   - Sentinel: a master, its replica and the sentinel that fails over.
 //
-// Beside them it has what these tests share: Eventually and Later to wait, Witness to see who is inside a lock, Counter
-// and ScriptsRun to count commands, Log to collect lines. It does not import redismutex, so that the tests inside that
-// package can use it.
+// It also has what these tests share: Eventually and Later to wait, Witness to detect locks that overlap, Counter and
+// ScriptsRun to count commands, Log to collect lines. It does not import redismutex, so that the tests inside that package
+// can use it.
 //
-// The real servers are processes of their own, which die with the test even if that is killed. No test ever talks to a
-// server that it has not started itself. The environment chooses the server: REDISTEST_SERVER names the binary
-// (redis-server in PATH is the default; valkey-server will do) and REDISTEST_CPU the CPUs to pin it to. Without a server
-// a test is skipped, but fails where CI is set.
+// The real servers are child processes, which die with the test even if it is killed. A test uses only servers that it has
+// started itself. The environment chooses the server: REDISTEST_SERVER names the binary (the default is redis-server in
+// PATH; valkey-server works, too) and REDISTEST_CPU the CPUs to pin it to. Without a server a test is skipped, or fails if
+// CI is set.
 package redistest
 
 import (
@@ -46,14 +46,14 @@ type Server struct {
 	version string
 }
 
-// Start starts an empty redis-server that keeps nothing on disk. args are added to its command line. It is killed when
-// the test ends.
+// Start starts an empty redis-server without persistence. args are added to its command line. It is killed when the test
+// ends.
 func Start(tb testing.TB, args ...string) *Server {
 	tb.Helper()
 	return start(tb, nil, args)
 }
 
-// start is Start with a configuration file, which has to come first on the command line.
+// start is Start with a configuration file, which must come first on the command line.
 func start(tb testing.TB, conf, args []string) *Server {
 	tb.Helper()
 	s, err := open(findBinary(tb), tb.TempDir(), conf, args)
@@ -64,8 +64,8 @@ func start(tb testing.TB, conf, args []string) *Server {
 	return s
 }
 
-// Open is Start for a program that is not a test: the server's log is in dir, and the caller kills it. If the program
-// dies first the kernel does.
+// Open is Start for a program that is not a test: the server's log is in dir, and the caller kills the server. If the
+// program dies first, the kernel kills it.
 func Open(dir string, args ...string) (*Server, error) {
 	binary, err := lookBinary()
 	if err != nil {
@@ -77,7 +77,7 @@ func Open(dir string, args ...string) (*Server, error) {
 func open(binary, dir string, conf, args []string) (s *Server, err error) {
 	var command []string
 	if cpus := os.Getenv("REDISTEST_CPU"); cpus != "" {
-		command = append(command, "taskset", "-c", cpus) // which becomes the server: the pid stays
+		command = append(command, "taskset", "-c", cpus) // taskset becomes the server, with the same pid
 	}
 	command = append(command, binary)
 	command = append(command, conf...)
@@ -101,7 +101,7 @@ func findBinary(tb testing.TB) string {
 		return binary
 	}
 	if ci := os.Getenv("CI"); ci != "" && ci != "false" {
-		tb.Fatalf("redistest: CI has to run this test, and it needs a redis-server: %v", err)
+		tb.Fatalf("redistest: this test must run in CI, and needs a redis-server: %v", err)
 	}
 	tb.Skipf("redistest: needs a redis-server in PATH or in REDISTEST_SERVER: %v", err)
 	return ""
@@ -111,8 +111,8 @@ func lookBinary() (string, error) {
 	return exec.LookPath(cmp.Or(os.Getenv("REDISTEST_SERVER"), "redis-server"))
 }
 
-// freePort looks below the ports that systems give to outgoing connections, so that none of those takes the port
-// of a killed server before its restart. The cluster bus, 10000 above, has to be free too.
+// freePort returns a port below those of outgoing connections, so that no connection takes the port of a killed server
+// before its restart. The port of the cluster bus, 10000 above, must be free, too.
 func freePort() (int, error) {
 	port := 15000 + rand.IntN(10000)
 	for _, p := range []int{port, port + 10000} {
@@ -155,7 +155,7 @@ func (s *Server) awaitAnswer() error {
 			return nil
 		case err == nil:
 			return fmt.Errorf("another server, pid %d, answers there", pid)
-		case time.Since(start) > Patience:
+		case time.Since(start) > Timeout:
 			return err
 		}
 		select {
@@ -166,8 +166,8 @@ func (s *Server) awaitAnswer() error {
 	}
 }
 
-// identify asks the server on the port for pid and version. INFO is the first command sent, since it does no harm to a
-// stranger; the greeting of a client library would already change something.
+// identify returns the pid and version of the server on the port. It sends nothing but INFO, since the server may be a
+// foreign one; the handshake of a client library would change its state.
 func identify(addr string) (pid int, version string, err error) {
 	conn, err := net.DialTimeout("tcp", addr, time.Second)
 	if err != nil {
@@ -208,7 +208,7 @@ func fields(info string) map[string]string {
 	return m
 }
 
-// Addr is the server's host:port. It survives Restart.
+// Addr returns the server's host:port, which Restart does not change.
 func (s *Server) Addr() string { return fmt.Sprintf("127.0.0.1:%d", s.port) }
 
 // Version returns the version of Redis that the server is, or is compatible with.
@@ -220,7 +220,7 @@ func (s *Server) Version(tb testing.TB) (major, minor int) {
 	return major, minor
 }
 
-// Client makes a client of the server, closed when the test ends.
+// Client returns a client of the server, which is closed when the test ends.
 func (s *Server) Client(tb testing.TB, mutate ...func(*redis.Options)) *redis.Client {
 	opt := &redis.Options{Addr: s.Addr()}
 	for _, m := range mutate {
@@ -231,7 +231,7 @@ func (s *Server) Client(tb testing.TB, mutate ...func(*redis.Options)) *redis.Cl
 	return rc
 }
 
-// Kill ends the server as a power cut does, and returns when it is gone.
+// Kill ends the server as a power failure does, and returns when it has exited.
 func (s *Server) Kill() {
 	if s.process != nil {
 		s.process.kill()
@@ -239,7 +239,7 @@ func (s *Server) Kill() {
 	}
 }
 
-// Restart kills the server, if need be, and starts it again on its port, without its data.
+// Restart kills the server if it runs, and starts it again on its port, without its data.
 func (s *Server) Restart(tb testing.TB) {
 	tb.Helper()
 	s.Kill()
@@ -248,9 +248,9 @@ func (s *Server) Restart(tb testing.TB) {
 	}
 }
 
-// Freeze stops the process of the server: connections stay open, and nothing is answered until Thaw. The server must be
+// Freeze stops the server's process: connections stay open, and nothing is answered until Thaw. The server must be
 // running.
 func (s *Server) Freeze() { s.process.signal(sigStop) }
 
-// Thaw lets a frozen server go on with the requests that have come meanwhile.
+// Thaw lets a frozen server continue, with the requests that have arrived meanwhile.
 func (s *Server) Thaw() { s.process.signal(sigCont) }

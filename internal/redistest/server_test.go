@@ -21,10 +21,10 @@ func TestRestartedServerIsEmptyAndKeepsItsAddress(t *testing.T) {
 	}
 	s.Restart(t)
 	if s.Addr() != addr {
-		t.Fatalf("moved from %s to %s", addr, s.Addr())
+		t.Fatalf("want the address %s after a restart, got %s", addr, s.Addr())
 	}
 	if err := rc.Get(t.Context(), "k").Err(); err != redis.Nil {
-		t.Fatalf("the key is still there: %v", err)
+		t.Fatalf("want no key after a restart, got %v", err)
 	}
 }
 
@@ -33,7 +33,7 @@ func TestKilledServerRefuses(t *testing.T) {
 	s.Kill()
 	if c, err := net.Dial("tcp", s.Addr()); err == nil {
 		c.Close()
-		t.Fatal("somebody listens")
+		t.Fatal("want the connection refused after Kill, it was accepted")
 	}
 }
 
@@ -49,10 +49,10 @@ func TestFrozenServerAnswersOnlyAfterThaw(t *testing.T) {
 	}
 	s.Freeze()
 	if err := rc.Incr(t.Context(), "n").Err(); err == nil {
-		t.Fatal("a frozen server answered")
+		t.Fatal("want no answer of a frozen server, got one")
 	}
 	s.Thaw()
-	Eventually(t, "what was sent to the frozen server has been run", func() bool {
+	Eventually(t, "the request to the frozen server has run", func() bool {
 		return rc.Get(t.Context(), "n").Val() == "1"
 	})
 }
@@ -62,7 +62,7 @@ func TestArgumentsReachTheServer(t *testing.T) {
 	rc := Start(t, "--maxmemory-policy", "allkeys-lru").Client(t)
 	got, err := rc.ConfigGet(t.Context(), "maxmemory-policy").Result()
 	if err != nil || got["maxmemory-policy"] != "allkeys-lru" {
-		t.Fatal(got, err)
+		t.Fatalf("want allkeys-lru, got %v, %v", got, err)
 	}
 }
 
@@ -70,30 +70,30 @@ func TestVersionIsTheServers(t *testing.T) {
 	t.Parallel()
 	s := Start(t)
 	if major, minor := s.Version(t); major < 6 || minor < 0 {
-		t.Fatalf("version %d.%d", major, minor)
+		t.Fatalf("want a version of 6.0 at least, got %d.%d", major, minor)
 	}
 }
 
-// A port on which another server listens is never taken for ours, and that server is told nothing but INFO.
-func TestStrangerIsNotTakenForOurs(t *testing.T) {
+// A foreign server on the port is never taken for the test's own, and receives no command but INFO.
+func TestForeignServerIsNotUsed(t *testing.T) {
 	t.Parallel()
-	stranger := Start(t)
-	rc := stranger.Client(t)
+	foreign := Start(t)
+	rc := foreign.Client(t)
 	before := commands(t, rc)
 
-	ours := Start(t)
-	ours.Kill()
-	ours.port = stranger.port
-	if err := ours.launch(); err == nil {
-		t.Fatal("took the stranger for its own")
+	own := Start(t)
+	own.Kill()
+	own.port = foreign.port
+	if err := own.launch(); err == nil {
+		t.Fatal("want an error for a port with a foreign server, got none")
 	}
 	if after := commands(t, rc); after != before {
-		t.Errorf("the stranger was told more than INFO: before%s\nafter%s", before, after)
+		t.Errorf("want no command but INFO, commands before%s\nafter%s", before, after)
 	}
 }
 
-// commands is what a server has been told so far, INFO aside, in the server's own words.
-func commands(t *testing.T, rc *redis.Client) (told string) {
+// commands returns the server's statistics of the commands so far, except INFO.
+func commands(t *testing.T, rc *redis.Client) (all string) {
 	t.Helper()
 	stats, err := rc.Info(t.Context(), "commandstats").Result()
 	if err != nil {
@@ -101,10 +101,10 @@ func commands(t *testing.T, rc *redis.Client) (told string) {
 	}
 	for _, line := range slices.Sorted(strings.Lines(stats)) {
 		if strings.HasPrefix(line, "cmdstat_") && !strings.HasPrefix(line, "cmdstat_info:") {
-			told += "\n" + strings.TrimSpace(line)
+			all += "\n" + strings.TrimSpace(line)
 		}
 	}
-	return told
+	return all
 }
 
 func TestWithoutServerSkipsAndInCIFails(t *testing.T) {
@@ -118,12 +118,12 @@ func TestWithoutServerSkipsAndInCIFails(t *testing.T) {
 			Start(r)
 		}()
 		if <-done; r.outcome != want {
-			t.Errorf("CI=%q: %s, want %s", ci, r.outcome, want)
+			t.Errorf("CI=%q: want the test %s, it was %s", ci, want, r.outcome)
 		}
 	}
 }
 
-// recorder is a test that only notes how it ended.
+// recorder is a test that only records how it ended.
 type recorder struct {
 	testing.TB
 	outcome string

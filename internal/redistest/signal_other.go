@@ -4,7 +4,7 @@ package redistest
 
 import "os"
 
-// No process can be stopped here. Freeze and Thaw compile, and panic when called.
+// A process cannot be stopped on this system: Freeze and Thaw panic when called.
 var (
 	sigStop = os.Interrupt
 	sigCont = os.Interrupt

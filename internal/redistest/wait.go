@@ -6,13 +6,13 @@ import (
 	"time"
 )
 
-// Patience is how long anything may take on a machine that is busy with other tests.
-const Patience = 30 * time.Second
+// Timeout is how long anything may take on a machine that is busy with other tests.
+const Timeout = 30 * time.Second
 
-// Eventually waits, in real time, for what another process or goroutine brings about.
+// Eventually waits in real time, for Timeout at most, until holds returns true. What describes that in a failure.
 func Eventually(tb testing.TB, what string, holds func() bool) {
 	tb.Helper()
-	within(tb, Patience, what, holds)
+	within(tb, Timeout, what, holds)
 }
 
 func within(tb testing.TB, limit time.Duration, what string, holds func() bool) {
@@ -20,15 +20,15 @@ func within(tb testing.TB, limit time.Duration, what string, holds func() bool) 
 	start := time.Now()
 	for pause := time.Duration(0); !holds(); {
 		if time.Since(start) > limit {
-			tb.Fatalf("waited %v in vain: %s", limit, what)
+			tb.Fatalf("want this within %v, it is not so: %s", limit, what)
 		}
-		// It looks often at first: most waits are short. Nothing depends on how long it pauses.
+		// Most waits are short, so it checks often at first.
 		time.Sleep(pause)
 		pause = min(pause+100*time.Microsecond, 10*time.Millisecond)
 	}
 }
 
-// Spin lets a time pass that is too short for a timer: to aim at a moment, not to wait for anything.
+// Spin passes a time that is too short for a timer. Use it to vary a moment, not to wait for an event.
 func Spin(d time.Duration) {
 	for start := time.Now(); time.Since(start) < d; {
 		runtime.Gosched()

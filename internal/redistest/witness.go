@@ -6,18 +6,18 @@ import (
 	"sync"
 )
 
-// A Witness stands inside a reader/writer lock and sees who else is there.
+// A Witness detects holders of a reader/writer lock that overlap.
 type Witness struct {
 	mu               sync.Mutex
 	writers, readers int // inside
 
-	Wrote, Read int      // visits that have begun
+	Wrote, Read int      // the visits of writers and readers so far
 	Together    int      // the most readers inside at once
-	Overlaps    []string // who met whom, a line for each visit that should not have been
+	Overlaps    []string // a line for each visit that the lock should have excluded
 }
 
-// Visit is one stay inside the lock, which stay may prolong; nil stands for a few turns of the scheduler, without which
-// a section is so short that nobody is met there.
+// Visit records a holder while stay runs. If stay is nil, the visit takes a few turns of the scheduler, since an empty
+// critical section hardly ever overlaps with another.
 func (w *Witness) Visit(write bool, stay func()) {
 	w.enter(write)
 	if stay != nil {
@@ -36,7 +36,7 @@ func (w *Witness) Visit(write bool, stay func()) {
 	}
 }
 
-// enter compares a visitor with those inside. Of two that overlap the later one sees the earlier.
+// enter checks a visitor against those inside. Of two that overlap, the later one sees the earlier.
 func (w *Witness) enter(write bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -45,7 +45,7 @@ func (w *Witness) enter(write bool) {
 		who = "writer"
 	}
 	if w.writers > 0 || write && w.readers > 0 {
-		w.Overlaps = append(w.Overlaps, fmt.Sprintf("a %s came in while %d writers and %d readers were inside", who, w.writers, w.readers))
+		w.Overlaps = append(w.Overlaps, fmt.Sprintf("a %s entered while %d writers and %d readers were inside", who, w.writers, w.readers))
 	}
 	if write {
 		w.writers++
@@ -64,8 +64,8 @@ func (w *Witness) Seen() int {
 	return len(w.Overlaps)
 }
 
-// Crowd has that many goroutines visit again and again until the end. The function lock returns what unlocks; nil
-// means that it has not got the lock.
+// Crowd makes that many goroutines lock, visit and unlock repeatedly until ended returns true. The function lock returns
+// the function that unlocks, or nil if it has not got the lock.
 func (w *Witness) Crowd(goroutines int, ended func() bool, lock func(i int) (write bool, unlock func())) {
 	var all sync.WaitGroup
 	for g := range goroutines {

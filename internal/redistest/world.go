@@ -13,22 +13,22 @@ import (
 	"github.com/redismutex/redismutex/internal/faultnet"
 )
 
-// A World is one Redis in virtual time and the processes that use it: hours pass at once, and a lease ends to the
+// A World is one Redis in virtual time, and the processes that use it. Hours pass at once, and a lease ends to the
 // nanosecond. Each process has a network of its own, which fails on demand.
 type World struct {
 	*testing.T
 	Redis *miniredis.Miniredis
-	Admin *redis.Client // looks at Redis by a way that never fails
+	Admin *redis.Client // a client of Redis whose network never fails
 	links []*faultnet.Link
 }
 
-// InVirtualTime runs a test in a synctest bubble, in a World of its own. When the test has ended all networks work
-// again, all clients are closed, and ten minutes pass in which whatever still goes on in the background ends.
+// InVirtualTime runs a test in a synctest bubble, with a World of its own. After the test all networks work again, all
+// clients are closed, and ten minutes pass in which everything in the background ends.
 func InVirtualTime(t *testing.T, test func(w *World)) {
 	t.Helper()
 	MiniLocks(t)
 	synctest.Test(t, func(t *testing.T) {
-		// The first to be registered is the last to run. The odd second keeps it from ending together with a TTL.
+		// Registered first, this runs last. The extra second keeps it from ending together with a TTL.
 		t.Cleanup(func() { time.Sleep(10*time.Minute + time.Second) })
 		w := &World{T: t}
 		w.Redis, w.Admin = Mini(t)
@@ -41,7 +41,7 @@ func InVirtualTime(t *testing.T, test func(w *World)) {
 	})
 }
 
-// Process returns the client of one more process, and the network between that and Redis.
+// Process returns the client of another process, and its network.
 func (w *World) Process(mutate ...func(*redis.Options)) (*redis.Client, *faultnet.Link) {
 	link := faultnet.New(MiniDial(w.Redis))
 	w.links = append(w.links, link)
@@ -78,7 +78,7 @@ func (w *World) Messages(pattern string) func() []*redis.Message {
 	}
 }
 
-// Through has a client reach its server through a link; nil is a network that never fails.
+// Through makes a client use a link; nil is a network that never fails.
 func Through(link *faultnet.Link) func(*redis.Options) {
 	return func(o *redis.Options) {
 		if link != nil {
@@ -87,13 +87,13 @@ func Through(link *faultnet.Link) func(*redis.Options) {
 	}
 }
 
-// Crash cuts a process off for good: to its server it is as good as dead.
+// Crash cuts a process off for good, so that to its server it is dead.
 func Crash(link *faultnet.Link) {
 	link.Refuse(true)
 	link.Cut()
 }
 
-// heal lets a network work again. It closes every connection, since one may have lost bytes.
+// heal makes a network work again. It closes every connection, since one may have lost bytes.
 func heal(link *faultnet.Link) {
 	link.Hole(false, false)
 	link.Refuse(false)

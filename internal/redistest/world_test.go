@@ -51,13 +51,13 @@ func TestServersOfAQuorumKnowNothingOfEachOther(t *testing.T) {
 }
 
 func TestWitnessSeesWhoOverlaps(t *testing.T) {
-	// A lock that excludes nobody.
+	// This lock excludes nobody.
 	var w Witness
 	start := time.Now()
-	w.Crowd(12, func() bool { return w.Seen() > 0 || time.Since(start) > Patience },
+	w.Crowd(12, func() bool { return w.Seen() > 0 || time.Since(start) > Timeout },
 		func(i int) (bool, func()) { return i%3 == 0, runtime.Gosched })
 	if w.Seen() == 0 {
-		t.Errorf("want an overlap of writers and readers, saw none in %v", Patience)
+		t.Errorf("want an overlap of writers and readers, saw none in %v", Timeout)
 	}
 
 	var readers Witness
