@@ -134,7 +134,7 @@ func (l latecomer) ask(what string) {
 func (l latecomer) Done() <-chan struct{} { l.ask("Done"); return l.Lock.Done() }
 func (l latecomer) Err() error            { l.ask("Err"); return l.Lock.Err() }
 
-func TestLockMayExpireAsItIsNestedIn(t *testing.T) {
+func TestLockMayExpireWhileItIsNestedIn(t *testing.T) {
 	mustEnd(t)
 	onOneAndFive(t, func(ns *nodes) {
 		m := ns.mutex()
@@ -150,7 +150,7 @@ func TestLockMayExpireAsItIsNestedIn(t *testing.T) {
 	})
 }
 
-func TestLockMayExpireAsItIsDowngraded(t *testing.T) {
+func TestLockMayExpireWhileItIsDowngraded(t *testing.T) {
 	mustEnd(t)
 	onOneAndFive(t, func(ns *nodes) {
 		l := ns.lock(ns.mutex(), true)
@@ -163,7 +163,7 @@ func TestLockMayExpireAsItIsDowngraded(t *testing.T) {
 
 // The same in real time, where it is up to chance what a lock is asked for in the
 // moment in which it expires.
-func TestContactIsLostInTheMidstOfIt(t *testing.T) {
+func TestLockMayExpireDuringAnyCall(t *testing.T) {
 	mustEnd(t)
 	server := redistest.Start(t)
 	link := faultnet.New(nil)

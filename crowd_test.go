@@ -85,7 +85,7 @@ func TestCrowdOnAQuorumFailsNobody(t *testing.T) {
 
 // Promise 10: a majority that does not answer is told to all of a crowd at about the same time, not to one group after
 // the other.
-func TestCrowdOnADeadQuorumIsToldAtOnce(t *testing.T) {
+func TestCrowdOnADeadQuorumFailsTogether(t *testing.T) {
 	for name, fail := range faults {
 		onNodes(t, 5, func(ns *nodes) {
 			m := NewRedlock(ns.slowNodes(), "x")
@@ -110,7 +110,7 @@ func TestCrowdOnADeadQuorumIsToldAtOnce(t *testing.T) {
 }
 
 // Promise 10: an error of one call says nothing of the next: only the caller of that one is told.
-func TestErrorOfOneCallIsNobodyElses(t *testing.T) {
+func TestErrorOfOneCallGoesToItsCallerOnly(t *testing.T) {
 	inBubble(t, func(w *world) {
 		rc, fails := w.client(nil, func(o *redis.Options) { o.PoolSize, o.PoolTimeout = 1, time.Hour }), &failOnce{}
 		m := NewMutex(rc, "x")
@@ -273,7 +273,7 @@ func TestManyWaitersAreServedSoonAfterAnEmptyRestart(t *testing.T) {
 
 // Promise 10: data that comes to stand in the place of a lock is told to all who wait for it, within a TTL, and left as
 // it is.
-func TestWaitersAreToldOfForeignData(t *testing.T) {
+func TestWaitersGetErrNotLockForForeignData(t *testing.T) {
 	for _, n := range []int{1, 5} {
 		onNodes(t, n, func(ns *nodes) {
 			holder := ns.lock(ns.mutex(), true)
@@ -314,7 +314,7 @@ func TestWaitersAreToldOfForeignData(t *testing.T) {
 }
 
 // Promise 10: who waits on a client that is closed is told, as holders and new callers are.
-func TestWaiterOnAClosedClientIsTold(t *testing.T) {
+func TestWaiterOnAClosedClientGetsAnError(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		onNodes(t, n, func(ns *nodes) {
 			holder := ns.lock(ns.mutex(), true)

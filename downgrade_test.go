@@ -28,7 +28,7 @@ func (w *world) downgrade(l *Lock) {
 func digest(s *script.Script) string { return s.Digest() }
 
 // Promises 1, 5 and 6.
-func TestDowngradeLetsReadersInAndNoWriter(t *testing.T) {
+func TestDowngradeAdmitsReadersAndNoWriter(t *testing.T) {
 	onOneAndFive(t, func(ns *nodes) {
 		sent := &counter{}
 		m := NewRedlock(ns.process(func(_ int, rc *redis.Client) { rc.AddHook(sent) }), "x")
@@ -236,7 +236,7 @@ func TestUnlockAfterALostDowngrade(t *testing.T) {
 }
 
 // A node that the lock does not hold when it is downgraded it enters as a reader.
-func TestNodesNotHeldAreEnteredToRead(t *testing.T) {
+func TestDowngradeAcquiresTheOtherNodesForReading(t *testing.T) {
 	onNodes(t, 5, func(ns *nodes) {
 		// Somebody else has two of them, which is not enough.
 		clients := ns.process()
@@ -327,7 +327,7 @@ func TestDowngradeNeedsAMajority(t *testing.T) {
 
 // A node that forgets the lock in the very moment is entered as a reader, and counts
 // as one that has gone over, once.
-func TestDowngradeCountsNodesEnteredAnew(t *testing.T) {
+func TestDowngradeCountsNodesAcquiredAgain(t *testing.T) {
 	onNodes(t, 5, func(ns *nodes) {
 		m := ns.mutex(WithTTL(time.Minute))
 		l := ns.lock(m, true)
@@ -357,7 +357,7 @@ func TestDowngradeCountsNodesEnteredAnew(t *testing.T) {
 }
 
 // Readers that give up while they are granted pass it on, and no ghost is left.
-func TestDowngradeRacesCancelledReaders(t *testing.T) {
+func TestDowngradeRacesCanceledReaders(t *testing.T) {
 	for _, n := range []int{1, 5} {
 		onNodes(t, n, func(ns *nodes) {
 			random := rand.New(rand.NewPCG(4, uint64(n)))
@@ -397,7 +397,7 @@ func TestDowngradeRacesCancelledReaders(t *testing.T) {
 
 // Foreign data in its way is an error that says so, and is left alone. If it goes in
 // time the downgrade is done after all.
-func TestDowngradeSaysWhatIsInItsWay(t *testing.T) {
+func TestDowngradeReportsForeignData(t *testing.T) {
 	inBubble(t, func(w *world) {
 		l := w.lock(NewMutex(w.client(nil), "x"), true)
 		_, _ = w.m.ZAdd("{x}:lease", 1, "mine")

@@ -66,7 +66,7 @@ var (
 // caller's own.
 func TestForeignDataIsLeftAloneByEveryVerb(t *testing.T) {
 	ctx := context.Background()
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		rare := 4 // a different datum for each move
 		if strings.HasSuffix(s.Name(), "miniredis") {
 			rare = 32 // it takes ten times as long
@@ -78,7 +78,7 @@ func TestForeignDataIsLeftAloneByEveryVerb(t *testing.T) {
 			everyMove(t, s, func(m move) bool {
 				n++
 				return *allData || n%rare == 0 || d.put == nil && rare == 4
-			}, func(m move, p *party) {
+			}, func(m move, p *participant) {
 				key := keys[i]
 				was, there := s.lines()[key]
 				if d.put == nil && (!there || was.words == fmt.Sprintf("[%q]", p.id)) {

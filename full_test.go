@@ -40,7 +40,7 @@ func TestFullRedisKeepsTheLocksItHas(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &stage{T: t, rc: rc, ep: node.Of(rc), keys: keys}
+	s := &server{T: t, rc: rc, ep: node.Of(rc), keys: keys}
 	for _, verb := range []*script.Script{script.Lock, script.RLock, script.Refresh, script.Unlock} {
 		rc.ScriptLoad(t.Context(), verb.Source())
 	}
@@ -51,7 +51,7 @@ func TestFullRedisKeepsTheLocksItHas(t *testing.T) {
 	}
 	var replies [2][]outcome
 	for i, full := range []bool{false, true} {
-		everyMove(t, s, func(m move) bool { return full || m.verb != "acquire" }, func(m move, p *party) {
+		everyMove(t, s, func(m move) bool { return full || m.verb != "acquire" }, func(m move, p *participant) {
 			before := s.lines()
 			fill(t, rc, full)
 			r, err := m.do(p)
@@ -85,7 +85,7 @@ func TestFullRedisKeepsTheLocksItHas(t *testing.T) {
 		})
 	}
 	i := 0
-	everyMove(t, s, func(m move) bool { return m.verb != "acquire" }, func(m move, _ *party) {
+	everyMove(t, s, func(m move) bool { return m.verb != "acquire" }, func(m move, _ *participant) {
 		if full, not := replies[1][i], replies[0][i]; full != not {
 			t.Errorf("%s: %+v, where Redis is not full %+v", m.name, full, not)
 		}

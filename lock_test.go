@@ -231,7 +231,7 @@ func TestShortOutageLosesNothing(t *testing.T) {
 }
 
 // Promise 10: what ended a lock is its cause, and what depends on it ends.
-func TestUnlockEndsTheContextAndSaysSo(t *testing.T) {
+func TestUnlockEndsTheContextWithErrUnlocked(t *testing.T) {
 	inBubble(t, func(w *world) {
 		type key struct{}
 		parent := context.WithValue(context.Background(), key{}, "v")
@@ -256,7 +256,7 @@ func TestUnlockEndsTheContextAndSaysSo(t *testing.T) {
 
 // The end of the parent ends the context, not the hold: what cleans up is still
 // protected. And Unlock works then.
-func TestHoldOutlivesItsParent(t *testing.T) {
+func TestLockIsHeldAfterItsParentEnds(t *testing.T) {
 	inBubble(t, func(w *world) {
 		why := errors.New("why")
 		ctx, cancel := context.WithCancelCause(context.Background())
@@ -385,7 +385,7 @@ func TestLockContextReturnsWithItsContext(t *testing.T) {
 }
 
 // Promise 4: the reply is lost and go-redis sends the request again.
-func TestLostReplyIsHeldOnce(t *testing.T) {
+func TestAcquireWithALostReplyHoldsOnce(t *testing.T) {
 	for _, write := range []bool{true, false} {
 		inBubble(t, func(w *world) {
 			mutex := NewMutex(w.client(w.link), "x")
@@ -408,7 +408,7 @@ func TestLostReplyIsHeldOnce(t *testing.T) {
 
 // Promise 4: a copy of an enter that go-redis has sent again lands after the
 // lock was unlocked.
-func TestLateCopyOfAnEnterIsRefused(t *testing.T) {
+func TestLateCopyOfAnAcquireIsRefused(t *testing.T) {
 	inBubble(t, func(w *world) {
 		mutex := NewMutex(w.client(w.link, func(o *redis.Options) { o.ReadTimeout = 100 * time.Millisecond }), "x")
 		w.unlock(w.lock(mutex, true))
@@ -693,7 +693,7 @@ func hashed(key string) string {
 
 // A try whose context ends leaves what it may have been granted at once, in the
 // background.
-func TestTryThatIsCutShortLeavesNothing(t *testing.T) {
+func TestCanceledTryLeavesNothing(t *testing.T) {
 	inBubble(t, func(w *world) {
 		release := w.link.HoldReply(script.Lock.Digest())
 		ctx, cancel := context.WithTimeout(w.Context(), 100*time.Millisecond)

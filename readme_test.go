@@ -31,7 +31,7 @@ func readmeACL(t *testing.T) []string {
 	return append([]string{"ACL"}, strings.Fields(strings.ReplaceAll(command, "\\\n", " "))...)
 }
 
-func TestReadmeNamesTheCommandsOfTheScripts(t *testing.T) {
+func TestDocsACLNamesTheCommandsInUse(t *testing.T) {
 	var used []string
 	for _, verb := range []string{"lock", "rlock", "refresh", "unlock"} {
 		for _, command := range regexp.MustCompile(`\bp?call\('(\w+)'`).FindAllStringSubmatch(lua.Source(verb), -1) {
@@ -53,7 +53,7 @@ func TestReadmeNamesTheCommandsOfTheScripts(t *testing.T) {
 	}
 }
 
-func TestReadmeACLIsEnough(t *testing.T) {
+func TestDocsACLIsEnough(t *testing.T) {
 	ctx := context.Background()
 	server := redistest.Start(t)
 	admin := server.Client(t)

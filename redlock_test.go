@@ -366,7 +366,7 @@ func TestErrorOfTheNodesIsOfOneKind(t *testing.T) {
 }
 
 // Promise 10: who refuses and who fails is told apart, in one error.
-func TestErrorSaysWhoRefusedAndWhoFailed(t *testing.T) {
+func TestErrorTellsRefusalsFromFailures(t *testing.T) {
 	onNodes(t, 5, func(ns *nodes) {
 		clients := ns.process()
 		ns.lock(NewMutex(clients[0], "x"), true)
@@ -445,7 +445,7 @@ func TestQuorumTryWithALostReplyLeavesNoTrace(t *testing.T) {
 }
 
 // Promise 4: an enter that arrives after it was given up is refused.
-func TestEnterThatWasGivenUpIsRefused(t *testing.T) {
+func TestAcquireThatWasGivenUpIsRefused(t *testing.T) {
 	for _, write := range []bool{true, false} {
 		onNodes(t, 3, func(ns *nodes) {
 			verb := script.RLock
@@ -533,7 +533,7 @@ func (ns *nodes) matchesLost(err error) {
 }
 
 // Until is when so many leases have ended that no majority is left.
-func TestUntilIsTheMajoritys(t *testing.T) {
+func TestUntilIsTheEndOfTheMajority(t *testing.T) {
 	onNodes(t, 5, func(ns *nodes) {
 		l := ns.lock(ns.mutex(), true)
 		time.Sleep(10 * time.Second)
@@ -620,7 +620,7 @@ func TestQuorumWaiterOutlivesErrors(t *testing.T) {
 }
 
 // Cancellation: it returns at once, whatever the nodes do, and nothing is left.
-func TestCancelledQuorumWaiterLeavesNothing(t *testing.T) {
+func TestCanceledQuorumWaiterLeavesNothing(t *testing.T) {
 	for _, silent := range []bool{true, false} {
 		onNodes(t, 3, func(ns *nodes) {
 			holder := ns.lock(ns.mutex(), true)
@@ -701,7 +701,7 @@ func TestTokensRiseAlthoughMajoritiesDiffer(t *testing.T) {
 }
 
 // The same for a lock that is held while its nodes come and go.
-func TestNodeThatIsEnteredAgainHasTheTokenRaised(t *testing.T) {
+func TestNodeThatIsAcquiredAgainHasItsTokenRaised(t *testing.T) {
 	onNodes(t, 3, func(ns *nodes) {
 		const high int64 = 3_000_000_000_000_000
 		for _, m := range ns.minis {
@@ -729,7 +729,7 @@ func TestNodeThatIsEnteredAgainHasTheTokenRaised(t *testing.T) {
 
 // A raise that a node refuses, since it knows of no such holder, takes that node
 // out, and the lock is had of it anew.
-func TestNodeThatRefusesToRaiseIsEnteredAgain(t *testing.T) {
+func TestNodeThatRefusesToRaiseIsAcquiredAgain(t *testing.T) {
 	onNodes(t, 3, func(ns *nodes) {
 		const base int64 = 3_000_000_000_000_000
 		for i, m := range ns.minis {
@@ -840,7 +840,7 @@ func (w *witness) holds(l *Lock) {
 
 // Promise 6: a process whose clock is slow does not go first for ever. It learns
 // from the replies what rank the others have.
-func TestSlowClockDoesNotGoFirstForEver(t *testing.T) {
+func TestSlowClockIsNotServedFirstForever(t *testing.T) {
 	onNodes(t, 3, func(ns *nodes) {
 		process := func(name string, ahead time.Duration) *RWMutex {
 			m := ns.mutex()
@@ -900,7 +900,7 @@ func TestRanksOfAProcessRise(t *testing.T) {
 }
 
 // Promise 10: what makes no sense is refused, by every call.
-func TestNewRedlockRefusesWhatMakesNoSense(t *testing.T) {
+func TestNewRedlockRefusesInvalidArguments(t *testing.T) {
 	a, b := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
 	defer a.Close()
 	defer b.Close()

@@ -197,7 +197,7 @@ func TestWriteInsideReadIsRefusedAtOnce(t *testing.T) {
 }
 
 // Promise 8: the lock is there until the last of them is unlocked, in whatever order.
-func TestHoldEndsWithItsLastLock(t *testing.T) {
+func TestAcquisitionIsReleasedWithItsLastLock(t *testing.T) {
 	onOneAndFive(t, func(ns *nodes) {
 		m := ns.mutex()
 		for _, order := range [][]int{{0, 1, 2}, {2, 1, 0}, {1, 0, 2}, {1, 2, 0}, {0, 2, 1}, {2, 0, 1}} {
@@ -249,7 +249,7 @@ func TestUnlockEndsWhatDescendsFromIt(t *testing.T) {
 
 // Promises 2 and 10: what is lost is lost to all of them, whatever their contexts
 // descend from, in the moment that the trust in it ends.
-func TestLossEndsAllLocksOfAHold(t *testing.T) {
+func TestLossEndsAllLocksOfAnAcquisition(t *testing.T) {
 	for name, lose := range map[string]func(ns *nodes){
 		"cut off": func(ns *nodes) {
 			for _, l := range ns.links {
@@ -327,7 +327,7 @@ func TestNestedLockOfAPausedProcessEndsAtOnce(t *testing.T) {
 
 // A context whose lock has ended is done, and says why. Without that it is an
 // ordinary one.
-func TestEndedLockIsNoReasonToReenter(t *testing.T) {
+func TestEndedLockIsNotReentrant(t *testing.T) {
 	onOneAndFive(t, func(ns *nodes) {
 		m := ns.mutex()
 		outer := ns.lock(m, true)
@@ -469,7 +469,7 @@ func TestManyNestUnderOneReaderWhileWritersWait(t *testing.T) {
 	})
 }
 
-func TestContextTellsItsLock(t *testing.T) {
+func TestFromContextReturnsTheLock(t *testing.T) {
 	onOneAndFive(t, func(ns *nodes) {
 		m := ns.mutex()
 		if l, ok := FromContext(ns.Context()); ok || l != nil {
@@ -551,7 +551,7 @@ func TestLockIsReentrantForItsOwner(t *testing.T) {
 
 // Nobody else is: not another owner, nor the same on another key, nor one of that
 // name in another process, nor who says none.
-func TestOwnerIsOneOfThisProcessAndKey(t *testing.T) {
+func TestOwnerIsLocalToItsProcessAndKey(t *testing.T) {
 	onOneAndFive(t, func(ns *nodes) {
 		m, me := ns.mutex(), WithOwner("me")
 		l := ns.nested(ns.Context(), m, true, me)
@@ -626,7 +626,7 @@ func TestOwnerDoesNotWaitForItself(t *testing.T) {
 }
 
 // To wait to write while the same owner reads would be for ever.
-func TestOwnerThatWaitsToWriteIsToldThatItReads(t *testing.T) {
+func TestOwnersWriteWaitEndsWithErrUpgradeOnceItReads(t *testing.T) {
 	onOneAndFive(t, func(ns *nodes) {
 		m, me := ns.mutex(), WithOwner("me")
 		holder := ns.lock(ns.mutex(), true)

@@ -20,8 +20,8 @@ import (
 	"github.com/redismutex/redismutex/internal/script"
 )
 
-// A stage is a server, and a lock on it that participants act on.
-type stage struct {
+// A server is a server, and a lock on it that participants act on.
+type server struct {
 	*testing.T
 	rc   *redis.Client
 	ep   *node.Node
@@ -29,13 +29,13 @@ type stage struct {
 	ids  int
 }
 
-func onBothServers(t *testing.T, f func(s *stage)) {
+func onBothServers(t *testing.T, f func(s *server)) {
 	open := func(t *testing.T, rc *redis.Client) {
 		keys, err := script.NewKeys("lock")
 		if err != nil {
 			t.Fatal(err)
 		}
-		f(&stage{T: t, rc: rc, ep: node.Of(rc), keys: keys})
+		f(&server{T: t, rc: rc, ep: node.Of(rc), keys: keys})
 	}
 	t.Run("miniredis", func(t *testing.T) {
 		redistest.MiniLocks(t)
@@ -49,30 +49,30 @@ func onBothServers(t *testing.T, f func(s *stage)) {
 }
 
 // A party is one participant.
-type party struct {
-	*stage
+type participant struct {
+	*server
 	script.Participant
 	id        string
 	first     bool // it goes before all waiters of the other kind
 	tombstone bool // its release leaves a tombstone
 }
 
-func (s *stage) party(write bool, ttl time.Duration, order order) *party {
+func (s *server) participant(write bool, ttl time.Duration, order order) *participant {
 	s.Helper()
 	s.ids++
 	id := fmt.Sprintf("redismutex:box:%d", s.ids)
-	return &party{
-		stage:       s,
+	return &participant{
+		server:      s,
 		Participant: script.Participant{Keys: s.keys, Durations: script.NewDurations(ttl), ID: id, Write: write},
 		id:          id,
 		first:       order == writersFirst && write || order == readersFirst && !write,
 	}
 }
 
-func (s *stage) writer() *party { return s.party(true, time.Minute, firstCome) }
-func (s *stage) reader() *party { return s.party(false, time.Minute, firstCome) }
+func (s *server) writer() *participant { return s.participant(true, time.Minute, firstCome) }
+func (s *server) reader() *participant { return s.participant(false, time.Minute, firstCome) }
 
-func (p *party) must(r script.Reply, err error) script.Reply {
+func (p *participant) must(r script.Reply, err error) script.Reply {
 	p.Helper()
 	if err != nil {
 		p.Fatal(err)
@@ -81,12 +81,12 @@ func (p *party) must(r script.Reply, err error) script.Reply {
 }
 
 // calls sends a command of p.
-func (p *party) calls(c script.Command) (script.Reply, error) {
+func (p *participant) calls(c script.Command) (script.Reply, error) {
 	return p.ep.Run(context.Background(), MaxTTL, c)
 }
 
 // once sends a command and does not repeat it where the reply says "more".
-func (s *stage) once(c script.Command) (script.Reply, error) {
+func (s *server) once(c script.Command) (script.Reply, error) {
 	ctx := context.Background()
 	sent := c.Redis(ctx)
 	if err := s.rc.Process(ctx, sent); redis.HasErrorPrefix(err, "NOSCRIPT") {
@@ -97,32 +97,44 @@ func (s *stage) once(c script.Command) (script.Reply, error) {
 }
 
 // asReader is p as a writer that renews as a reader.
-func (p *party) asReader() script.Participant {
+func (p *participant) asReader() script.Participant {
 	reader := p.Participant
 	reader.Write = false
 	return reader
 }
 
-func (p *party) enter() script.Reply     { p.Helper(); return p.must(p.calls(p.Acquire(false, p.first))) }
-func (p *party) try() script.Reply       { p.Helper(); return p.must(p.calls(p.Acquire(true, p.first))) }
-func (p *party) keep() script.Reply      { p.Helper(); return p.must(p.calls(p.Renew(0))) }
-func (p *party) keepHold() script.Reply  { p.Helper(); return p.must(p.calls(p.RenewWriter())) }
-func (p *party) downgrade() script.Reply { p.Helper(); return p.must(p.calls(p.asReader().Renew(0))) }
-func (p *party) leave() script.Reply     { p.Helper(); return p.must(p.calls(p.Release(p.tombstone))) }
+func (p *participant) acquire() script.Reply {
+	p.Helper()
+	return p.must(p.calls(p.Acquire(false, p.first)))
+}
+func (p *participant) try() script.Reply {
+	p.Helper()
+	return p.must(p.calls(p.Acquire(true, p.first)))
+}
+func (p *participant) renew() script.Reply      { p.Helper(); return p.must(p.calls(p.Renew(0))) }
+func (p *participant) renewAlone() script.Reply { p.Helper(); return p.must(p.calls(p.RenewWriter())) }
+func (p *participant) downgrade() script.Reply {
+	p.Helper()
+	return p.must(p.calls(p.asReader().Renew(0)))
+}
+func (p *participant) release() script.Reply {
+	p.Helper()
+	return p.must(p.calls(p.Release(p.tombstone)))
+}
 
 // die ends the lease of p, as time would.
-func (p *party) die() {
+func (p *participant) expire() {
 	ctx := context.Background()
-	if p.rc.Type(ctx, p.stage.keys.Name()).Val() == "string" && p.rc.Get(ctx, p.stage.keys.Name()).Val() == p.id {
-		p.rc.Del(ctx, p.stage.keys.Name())
+	if p.rc.Type(ctx, p.server.keys.Name()).Val() == "string" && p.rc.Get(ctx, p.server.keys.Name()).Val() == p.id {
+		p.rc.Del(ctx, p.server.keys.Name())
 		return
 	}
-	if n := p.rc.ZAddXX(ctx, p.stage.keys.Leases(), redis.Z{Score: 1, Member: p.id}).Err(); n != nil {
+	if n := p.rc.ZAddXX(ctx, p.server.keys.Leases(), redis.Z{Score: 1, Member: p.id}).Err(); n != nil {
 		p.Fatal(n)
 	}
 }
 
-func (s *stage) is(r script.Reply, want script.Status) {
+func (s *server) is(r script.Reply, want script.Status) {
 	s.Helper()
 	if r.Status != want {
 		s.Fatalf("status %d, want %d", r.Status, want)
@@ -130,7 +142,7 @@ func (s *stage) is(r script.Reply, want script.Status) {
 }
 
 // holders is who holds, as Redis has it.
-func (s *stage) holders() []string {
+func (s *server) holders() []string {
 	ctx := context.Background()
 	switch s.rc.Type(ctx, s.keys.Name()).Val() {
 	case "string":
@@ -143,7 +155,7 @@ func (s *stage) holders() []string {
 	return nil
 }
 
-func (s *stage) held(by ...*party) {
+func (s *server) held(by ...*participant) {
 	s.Helper()
 	var want []string
 	for _, p := range by {
@@ -163,14 +175,14 @@ func (s *stage) held(by ...*party) {
 
 // Promise 1.
 func TestOneWriterOrManyReaders(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		w, w2, r, r2 := s.writer(), s.writer(), s.reader(), s.reader()
-		s.is(w.enter(), script.Granted)
+		s.is(w.acquire(), script.Granted)
 		s.is(w2.try(), script.Busy)
 		s.is(r.try(), script.Busy)
-		s.is(w.leave(), script.Released)
-		s.is(r.enter(), script.Granted)
-		s.is(r2.enter(), script.Granted)
+		s.is(w.release(), script.Released)
+		s.is(r.acquire(), script.Granted)
+		s.is(r2.acquire(), script.Granted)
 		s.is(w2.try(), script.Busy)
 		s.held(r, r2)
 	})
@@ -178,63 +190,63 @@ func TestOneWriterOrManyReaders(t *testing.T) {
 
 // Promise 5: whoever leaves hands on, in the same script, to one writer or to
 // the whole run of readers in front.
-func TestLeaveHandsOnToTheNextInOrder(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+func TestReleaseHandsOnToTheNextInOrder(t *testing.T) {
+	onBothServers(t, func(s *server) {
 		w, r1, r2, w2, r3 := s.writer(), s.reader(), s.reader(), s.writer(), s.reader()
-		s.is(w.enter(), script.Granted)
-		for _, p := range []*party{r1, r2, w2, r3} {
-			s.is(p.enter(), script.Waiting)
+		s.is(w.acquire(), script.Granted)
+		for _, p := range []*participant{r1, r2, w2, r3} {
+			s.is(p.acquire(), script.Waiting)
 		}
-		s.is(w.leave(), script.Released)
+		s.is(w.release(), script.Released)
 		s.held(r1, r2)
-		s.is(r1.leave(), script.Released)
+		s.is(r1.release(), script.Released)
 		s.held(r2)
-		s.is(r2.leave(), script.Released)
+		s.is(r2.release(), script.Released)
 		s.held(w2)
-		s.is(w2.leave(), script.Released)
+		s.is(w2.release(), script.Released)
 		s.held(r3)
 	})
 }
 
 // Promise 5: nor does it hand on to the dead.
-func TestLeavePassesOverTheDead(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+func TestReleasePassesOverExpiredWaiters(t *testing.T) {
+	onBothServers(t, func(s *server) {
 		w, dead, dead2, next := s.writer(), s.writer(), s.reader(), s.writer()
-		s.is(w.enter(), script.Granted)
-		for _, p := range []*party{dead, dead2, next} {
-			s.is(p.enter(), script.Waiting)
+		s.is(w.acquire(), script.Granted)
+		for _, p := range []*participant{dead, dead2, next} {
+			s.is(p.acquire(), script.Waiting)
 		}
-		dead.die()
-		dead2.die()
-		s.is(w.leave(), script.Released)
+		dead.expire()
+		dead2.expire()
+		s.is(w.release(), script.Released)
 		s.held(next)
 	})
 }
 
 // Promises 5 and 6: readers do not pass a writer that waits, and when it gives
 // up they go in at once.
-func TestReadersBehindACancelledWriterGoIn(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+func TestReadersBehindAWriterThatGivesUpAreGranted(t *testing.T) {
+	onBothServers(t, func(s *server) {
 		r, w, r2 := s.reader(), s.writer(), s.reader()
-		s.is(r.enter(), script.Granted)
-		s.is(w.enter(), script.Waiting)
-		s.is(r2.enter(), script.Waiting)
-		s.is(w.leave(), script.Released)
+		s.is(r.acquire(), script.Granted)
+		s.is(w.acquire(), script.Waiting)
+		s.is(r2.acquire(), script.Waiting)
+		s.is(w.release(), script.Released)
 		s.held(r, r2)
 	})
 }
 
 // Promise 6.
 func TestWriterNotStarvedByReaders(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		first, w := s.reader(), s.writer()
-		s.is(first.enter(), script.Granted)
-		s.is(w.enter(), script.Waiting)
+		s.is(first.acquire(), script.Granted)
+		s.is(w.acquire(), script.Waiting)
 		for range 5 {
-			s.is(s.reader().enter(), script.Waiting)
+			s.is(s.reader().acquire(), script.Waiting)
 			s.is(s.reader().try(), script.Busy)
 		}
-		s.is(first.leave(), script.Released)
+		s.is(first.release(), script.Released)
 		s.held(w)
 	})
 }
@@ -246,20 +258,20 @@ func TestOrderOfChoice(t *testing.T) {
 		order order
 		want  string // the order in which the waiters get the lock
 	}{{firstCome, "w1 r1 w2 r2"}, {writersFirst, "w1 w2 r1+r2"}, {readersFirst, "r1+r2 w1 w2"}} {
-		onBothServers(t, func(s *stage) {
+		onBothServers(t, func(s *server) {
 			names := map[string]string{}
-			join := func(name string) *party {
-				p := s.party(name[0] == 'w', time.Minute, c.order)
+			join := func(name string) *participant {
+				p := s.participant(name[0] == 'w', time.Minute, c.order)
 				names[p.id] = name
 				return p
 			}
-			holder, waiters := s.writer(), map[string]*party{}
-			s.is(holder.enter(), script.Granted)
+			holder, waiters := s.writer(), map[string]*participant{}
+			s.is(holder.acquire(), script.Granted)
 			for _, name := range []string{"w1", "r1", "w2", "r2"} {
 				waiters[name] = join(name)
-				s.is(waiters[name].enter(), script.Waiting)
+				s.is(waiters[name].acquire(), script.Waiting)
 			}
-			s.is(holder.leave(), script.Released)
+			s.is(holder.release(), script.Released)
 			var got []string
 			for len(s.holders()) > 0 {
 				var turn []string
@@ -269,7 +281,7 @@ func TestOrderOfChoice(t *testing.T) {
 				slices.Sort(turn)
 				got = append(got, strings.Join(turn, "+"))
 				for _, name := range turn {
-					s.is(waiters[name].leave(), script.Released)
+					s.is(waiters[name].release(), script.Released)
 				}
 			}
 			if got := strings.Join(got, " "); got != c.want {
@@ -282,17 +294,17 @@ func TestOrderOfChoice(t *testing.T) {
 // Promise 6, and the rule: ties, and a clock that steps back, never reorder.
 func TestClockThatStepsBackDoesNotReorder(t *testing.T) {
 	for _, order := range []order{firstCome, writersFirst} {
-		onBothServers(t, func(s *stage) {
+		onBothServers(t, func(s *server) {
 			ctx := context.Background()
-			s.is(s.writer().enter(), script.Granted)
-			early := s.party(true, time.Minute, order)
-			s.is(early.enter(), script.Waiting)
+			s.is(s.writer().acquire(), script.Granted)
+			early := s.participant(true, time.Minute, order)
+			s.is(early.acquire(), script.Waiting)
 			// As if it had come an hour later, by a clock that was then set back.
 			if err := s.rc.ZIncrBy(ctx, s.keys.Intents(), 3.6e9, "w"+early.id).Err(); err != nil {
 				s.Fatal(err)
 			}
-			late := s.party(true, time.Minute, order)
-			s.is(late.enter(), script.Waiting)
+			late := s.participant(true, time.Minute, order)
+			s.is(late.acquire(), script.Waiting)
 			if order := s.rc.ZRange(ctx, s.keys.Intents(), 0, -1).Val(); order[1] != "w"+late.id {
 				s.Errorf("order %q", order)
 			}
@@ -303,13 +315,13 @@ func TestClockThatStepsBackDoesNotReorder(t *testing.T) {
 // Promise 3, and the rule of settle: never touch a string. Whatever the leases
 // say of it, a writer's lease is the key's own TTL.
 func TestDropNeverTouchesAWriter(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		w, r := s.writer(), s.reader()
-		s.is(w.enter(), script.Granted)
-		s.is(r.enter(), script.Waiting)
+		s.is(w.acquire(), script.Granted)
+		s.is(r.acquire(), script.Waiting)
 		s.rc.ZAdd(context.Background(), s.keys.Leases(), redis.Z{Score: 1, Member: w.id})
-		s.is(r.keep(), script.Waiting)
-		s.is(w.keep(), script.Granted)
+		s.is(r.renew(), script.Waiting)
+		s.is(w.renew(), script.Granted)
 		s.held(w)
 	})
 }
@@ -317,12 +329,12 @@ func TestDropNeverTouchesAWriter(t *testing.T) {
 // Promise 3, and the rule: a waiter that becomes the writer loses its entry in
 // the leases, or one day it ends a writer that lives.
 func TestWriterHasNoEntryInTheLeases(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		w, w2, r := s.writer(), s.writer(), s.reader()
-		s.is(w.enter(), script.Granted)
-		s.is(w2.enter(), script.Waiting)
-		s.is(r.enter(), script.Waiting)
-		s.is(w.leave(), script.Released)
+		s.is(w.acquire(), script.Granted)
+		s.is(w2.acquire(), script.Waiting)
+		s.is(r.acquire(), script.Waiting)
+		s.is(w.release(), script.Released)
 		s.held(w2)
 		if leases := s.rc.ZRange(context.Background(), s.keys.Leases(), 0, -1).Val(); !slices.Equal(leases, []string{r.id}) {
 			s.Errorf("leases %q, want those of the waiter alone", leases)
@@ -332,12 +344,12 @@ func TestWriterHasNoEntryInTheLeases(t *testing.T) {
 
 // Promise 5, and the rule of enter: what a dead holder frees goes to who waits,
 // not to who tries.
-func TestTryFindsADeadHolderAndHandsOn(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+func TestTryHandsOnTheLockOfAnExpiredHolder(t *testing.T) {
+	onBothServers(t, func(s *server) {
 		w, w2 := s.writer(), s.writer()
-		s.is(w.enter(), script.Granted)
-		s.is(w2.enter(), script.Waiting)
-		w.die()
+		s.is(w.acquire(), script.Granted)
+		s.is(w2.acquire(), script.Waiting)
+		w.expire()
 		s.is(s.writer().try(), script.Busy)
 		s.held(w2)
 	})
@@ -346,10 +358,10 @@ func TestTryFindsADeadHolderAndHandsOn(t *testing.T) {
 // Promise 5, and the rule of enter: a try that fails leaves no trace, so that
 // nobody waits behind it.
 func TestFailedTryLeavesNoTrace(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		ctx := context.Background()
 		r := s.reader()
-		s.is(r.enter(), script.Granted)
+		s.is(r.acquire(), script.Granted)
 		before := s.dump()
 		s.is(s.writer().try(), script.Busy)
 		if after := s.dump(); after != before {
@@ -364,65 +376,65 @@ func TestFailedTryLeavesNoTrace(t *testing.T) {
 
 // Promise 5, and the rule of enter: whoever fits and has nobody before it is
 // granted in the very script, a writer before the waiting readers included.
-func TestEnterIsGrantedWhatIsFree(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+func TestAcquireIsGrantedWhatIsFree(t *testing.T) {
+	onBothServers(t, func(s *server) {
 		r, dead, late := s.reader(), s.writer(), s.reader()
-		s.is(r.enter(), script.Granted)
-		s.is(dead.enter(), script.Waiting)
-		dead.die()
-		s.is(late.enter(), script.Granted) // the writer before it is dead
+		s.is(r.acquire(), script.Granted)
+		s.is(dead.acquire(), script.Waiting)
+		dead.expire()
+		s.is(late.acquire(), script.Granted) // the writer before it is dead
 		s.held(r, late)
 
-		first := s.party(false, time.Minute, readersFirst)
-		s.is(s.writer().enter(), script.Waiting)
-		s.is(first.enter(), script.Granted) // it ranks before the writer that waits
+		first := s.participant(false, time.Minute, readersFirst)
+		s.is(s.writer().acquire(), script.Waiting)
+		s.is(first.acquire(), script.Granted) // it ranks before the writer that waits
 		s.held(r, late, first)
 	})
 }
 
 // Promise 5, and the rule of keep: it settles whatever the answer. Here the
 // caller itself is script.Gone, and it stood in the way.
-func TestKeepOfADeadReaderLetsTheWriterIn(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+func TestRenewalOfAnExpiredReaderGrantsTheWriter(t *testing.T) {
+	onBothServers(t, func(s *server) {
 		r, w := s.reader(), s.writer()
-		s.is(r.enter(), script.Granted)
-		s.is(w.enter(), script.Waiting)
-		r.die()
-		s.is(r.keep(), script.Gone)
+		s.is(r.acquire(), script.Granted)
+		s.is(w.acquire(), script.Waiting)
+		r.expire()
+		s.is(r.renew(), script.Gone)
 		s.held(w)
 	})
 }
 
 // Promise 5, and the rule of keep: it settles first and answers then, so a
 // waiter whose turn has come learns it from its own keep.
-func TestKeepOfTheNextInLineIsItsGrant(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+func TestRenewalOfTheNextInLineIsItsGrant(t *testing.T) {
+	onBothServers(t, func(s *server) {
 		w, w2 := s.writer(), s.writer()
-		token := s.is2(w.enter(), script.Granted)
-		s.is(w2.enter(), script.Waiting)
-		w.die()
-		if next := s.is2(w2.keep(), script.Granted); next <= token {
+		token := s.value(w.acquire(), script.Granted)
+		s.is(w2.acquire(), script.Waiting)
+		w.expire()
+		if next := s.value(w2.renew(), script.Granted); next <= token {
 			s.Errorf("token %d after %d", next, token)
 		}
 	})
 }
 
-func (s *stage) is2(r script.Reply, want script.Status) int64 {
+func (s *server) value(r script.Reply, want script.Status) int64 {
 	s.Helper()
 	s.is(r, want)
 	return r.Value
 }
 
 // Promise 3: a keep never enters anyone again.
-func TestKeepNeverReenters(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+func TestRenewalNeverAcquires(t *testing.T) {
+	onBothServers(t, func(s *server) {
 		w, r := s.writer(), s.reader()
-		s.is(w.keep(), script.Gone)
-		s.is(r.keep(), script.Gone)
-		s.is(w.enter(), script.Granted)
-		s.is(w.leave(), script.Released)
-		s.is(w.keep(), script.Gone)
-		if short := w.keepHold(); short.Status != script.Gone {
+		s.is(w.renew(), script.Gone)
+		s.is(r.renew(), script.Gone)
+		s.is(w.acquire(), script.Granted)
+		s.is(w.release(), script.Released)
+		s.is(w.renew(), script.Gone)
+		if short := w.renewAlone(); short.Status != script.Gone {
 			s.Errorf("status %d", short.Status)
 		}
 		s.held()
@@ -430,30 +442,30 @@ func TestKeepNeverReenters(t *testing.T) {
 }
 
 // Promise 3: a 20 s reader is not cut short by a 2 s reader.
-func TestShortReaderDoesNotTruncateALongOne(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+func TestShortLeaseDoesNotShortenALongOne(t *testing.T) {
+	onBothServers(t, func(s *server) {
 		ctx := context.Background()
-		long, short := s.party(false, 20*time.Second, firstCome), s.party(false, 2*time.Second, firstCome)
-		s.is(long.enter(), script.Granted)
-		s.is(short.enter(), script.Granted)
-		s.is(short.keep(), script.Granted)
+		long, short := s.participant(false, 20*time.Second, firstCome), s.participant(false, 2*time.Second, firstCome)
+		s.is(long.acquire(), script.Granted)
+		s.is(short.acquire(), script.Granted)
+		s.is(short.renew(), script.Granted)
 		if ttl := s.rc.PTTL(ctx, s.keys.Name()).Val(); ttl < 15*time.Second {
 			s.Errorf("the holders' key lives %v", ttl)
 		}
-		short.die()
+		short.expire()
 		s.is(s.writer().try(), script.Busy)
 		s.held(long)
 	})
 }
 
 // Promises 3 and 8: a crashed reader leaves alone while others renew.
-func TestDeadReaderGoesWhileOthersRenew(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+func TestExpiredReaderIsDroppedWhileOthersRenew(t *testing.T) {
+	onBothServers(t, func(s *server) {
 		dead, alive := s.reader(), s.reader()
-		s.is(dead.enter(), script.Granted)
-		s.is(alive.enter(), script.Granted)
-		dead.die()
-		s.is(alive.keep(), script.Granted)
+		s.is(dead.acquire(), script.Granted)
+		s.is(alive.acquire(), script.Granted)
+		dead.expire()
+		s.is(alive.renew(), script.Granted)
 		s.held(alive)
 	})
 }
@@ -461,70 +473,70 @@ func TestDeadReaderGoesWhileOthersRenew(t *testing.T) {
 // Promise 3: neither a try, nor another writer, nor their leaves clear the
 // intent of a writer that waits.
 func TestNobodyClearsAnothersIntent(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		r, w, other := s.reader(), s.writer(), s.writer()
-		s.is(r.enter(), script.Granted)
-		s.is(w.enter(), script.Waiting)
+		s.is(r.acquire(), script.Granted)
+		s.is(w.acquire(), script.Waiting)
 		s.is(s.writer().try(), script.Busy)
 		s.is(s.reader().try(), script.Busy)
-		s.is(other.enter(), script.Waiting)
-		s.is(other.leave(), script.Released)
-		s.is(s.writer().leave(), script.Gone)
-		s.is(w.keep(), script.Waiting)
-		s.is(r.leave(), script.Released)
+		s.is(other.acquire(), script.Waiting)
+		s.is(other.release(), script.Released)
+		s.is(s.writer().release(), script.Gone)
+		s.is(w.renew(), script.Waiting)
+		s.is(r.release(), script.Released)
 		s.held(w)
 	})
 }
 
 // Promise 4: every script may be sent twice.
 func TestScriptsAreIdempotentPerID(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		w, w2, r := s.writer(), s.writer(), s.reader()
-		token := s.is2(w.enter(), script.Granted)
-		if again := s.is2(w.enter(), script.Granted); again != token {
+		token := s.value(w.acquire(), script.Granted)
+		if again := s.value(w.acquire(), script.Granted); again != token {
 			s.Errorf("token %d, then %d", token, again)
 		}
-		s.is(w2.enter(), script.Waiting)
-		s.is(w2.enter(), script.Waiting)
-		s.is(r.enter(), script.Waiting)
-		s.is(r.enter(), script.Waiting)
-		if again := s.is2(w.enter(), script.Granted); again != token {
+		s.is(w2.acquire(), script.Waiting)
+		s.is(w2.acquire(), script.Waiting)
+		s.is(r.acquire(), script.Waiting)
+		s.is(r.acquire(), script.Waiting)
+		if again := s.value(w.acquire(), script.Granted); again != token {
 			s.Errorf("token %d, then %d", token, again)
 		}
 		if n := s.rc.ZCard(context.Background(), s.keys.Intents()).Val(); n != 2 {
 			s.Errorf("%d intents", n)
 		}
-		s.is(w.leave(), script.Released)
-		s.is(w.leave(), script.Gone)
+		s.is(w.release(), script.Released)
+		s.is(w.release(), script.Gone)
 		s.held(w2)
-		s.is(w2.leave(), script.Released)
-		s.is(r.enter(), script.Granted)
+		s.is(w2.release(), script.Released)
+		s.is(r.acquire(), script.Granted)
 		s.held(r)
 	})
 }
 
 // Promise 4, and the rule of leave: an enter that lands after its own leave is
 // refused, by whichever way it comes in.
-func TestTombstoneRefusesALateEnter(t *testing.T) {
-	onBothServers(t, func(s *stage) {
-		for _, p := range []*party{s.writer(), s.reader()} {
+func TestTombstoneRefusesALateAcquire(t *testing.T) {
+	onBothServers(t, func(s *server) {
+		for _, p := range []*participant{s.writer(), s.reader()} {
 			p.tombstone = true
-			s.is(p.leave(), script.Gone)
-			s.is(p.enter(), script.Tombstoned)
+			s.is(p.release(), script.Gone)
+			s.is(p.acquire(), script.Tombstoned)
 			s.is(p.try(), script.Tombstoned)
 			s.held()
 		}
 		w := s.writer()
-		s.is(w.enter(), script.Granted) // nobody else is refused
-		s.is(s.writer().enter(), script.Waiting)
-		for _, p := range []*party{s.writer(), s.reader()} {
+		s.is(w.acquire(), script.Granted) // nobody else is refused
+		s.is(s.writer().acquire(), script.Waiting)
+		for _, p := range []*participant{s.writer(), s.reader()} {
 			p.tombstone = true
-			s.is(p.leave(), script.Gone)
-			s.is(p.enter(), script.Tombstoned)
+			s.is(p.release(), script.Gone)
+			s.is(p.acquire(), script.Tombstoned)
 		}
 		w.tombstone = true
-		s.is(w.leave(), script.Released)
-		s.is(w.enter(), script.Tombstoned)
+		s.is(w.release(), script.Released)
+		s.is(w.acquire(), script.Tombstoned)
 		if ttl := s.rc.PTTL(context.Background(), s.keys.Leases()).Val(); ttl <= time.Minute || ttl > 2*time.Minute {
 			s.Errorf("the tombstone stays %v, want two TTLs of a minute", ttl)
 		}
@@ -533,7 +545,7 @@ func TestTombstoneRefusesALateEnter(t *testing.T) {
 
 // Promise 7: one message per mailbox, and it names all that have been granted.
 func TestGrantsToOneMailboxTravelTogether(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		ctx := context.Background()
 		sub := s.rc.Subscribe(ctx, "redismutex:box")
 		defer sub.Close()
@@ -542,23 +554,23 @@ func TestGrantsToOneMailboxTravelTogether(t *testing.T) {
 		}
 		w := s.writer()
 		w.id, w.ID = "redismutex:another:1", "redismutex:another:1"
-		s.is(w.enter(), script.Granted)
-		readers := []*party{s.reader(), s.reader(), s.reader()}
+		s.is(w.acquire(), script.Granted)
+		readers := []*participant{s.reader(), s.reader(), s.reader()}
 		for _, r := range readers {
-			s.is(r.enter(), script.Waiting)
+			s.is(r.acquire(), script.Waiting)
 		}
 		last := s.writer()
-		s.is(last.enter(), script.Waiting)
-		s.is(w.leave(), script.Released)
+		s.is(last.acquire(), script.Waiting)
+		s.is(w.release(), script.Released)
 		if got := s.message(sub); got != "0 2 3 4" {
 			s.Errorf("message %q", got)
 		}
-		last.die()
-		s.is(readers[0].leave(), script.Released)
+		last.expire()
+		s.is(readers[0].release(), script.Released)
 		late := s.writer()
-		s.is(late.enter(), script.Waiting)
-		s.is(readers[1].leave(), script.Released)
-		readers[2].die()
+		s.is(late.acquire(), script.Waiting)
+		s.is(readers[1].release(), script.Released)
+		readers[2].expire()
 		s.is(s.reader().try(), script.Busy) // which hands on
 		token := s.rc.Get(ctx, s.keys.Token()).Val()
 		if got := s.message(sub); got != token+" 6" {
@@ -570,27 +582,27 @@ func TestGrantsToOneMailboxTravelTogether(t *testing.T) {
 // Promise 7: what the leave of one frees for another of the same mailbox is no
 // message at all, but part of the reply.
 func TestGrantsToTheCallersMailboxTravelInTheReply(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		ctx := context.Background()
 		w, r, r2, w2 := s.writer(), s.reader(), s.reader(), s.writer()
-		s.is(w.enter(), script.Granted)
-		for _, p := range []*party{r, r2, w2} {
-			s.is(p.enter(), script.Waiting)
+		s.is(w.acquire(), script.Granted)
+		for _, p := range []*participant{r, r2, w2} {
+			s.is(p.acquire(), script.Waiting)
 		}
-		reply := w.leave()
+		reply := w.release()
 		s.is(reply, script.Released)
 		if reply.Grants != "0 2 3" {
 			s.Errorf("grants %q", reply.Grants)
 		}
-		s.is(r.leave(), script.Released)
-		reply = r2.leave()
+		s.is(r.release(), script.Released)
+		reply = r2.release()
 		if token := s.rc.Get(ctx, s.keys.Token()).Val(); reply.Grants != token+" 4" {
 			s.Errorf("grants %q, token %s", reply.Grants, token)
 		}
 	})
 }
 
-func (s *stage) message(sub *redis.PubSub) string {
+func (s *server) message(sub *redis.PubSub) string {
 	s.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -604,10 +616,10 @@ func (s *stage) message(sub *redis.PubSub) string {
 // Promise 8: no key is without a TTL, and none outlives the longest lease but
 // the token. Also where that shrinks: the TTL is the longest lease's, exactly.
 func TestKeysLiveAsLongAsTheLongestLease(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		ctx := context.Background()
-		long, short := s.party(false, time.Hour, firstCome), s.party(false, time.Minute, firstCome)
-		w := s.party(true, 10*time.Minute, firstCome)
+		long, short := s.participant(false, time.Hour, firstCome), s.participant(false, time.Minute, firstCome)
+		w := s.participant(true, 10*time.Minute, firstCome)
 		check := func(longest time.Duration, keys ...string) {
 			s.Helper()
 			for _, key := range keys {
@@ -616,40 +628,40 @@ func TestKeysLiveAsLongAsTheLongestLease(t *testing.T) {
 				}
 			}
 		}
-		s.is(long.enter(), script.Granted)
-		s.is(short.enter(), script.Granted)
-		s.is(w.enter(), script.Waiting)
+		s.is(long.acquire(), script.Granted)
+		s.is(short.acquire(), script.Granted)
+		s.is(w.acquire(), script.Waiting)
 		check(time.Hour, s.keys.Name(), s.keys.Intents(), s.keys.Leases())
-		s.is(long.leave(), script.Released)
+		s.is(long.release(), script.Released)
 		check(10*time.Minute, s.keys.Name(), s.keys.Intents(), s.keys.Leases())
-		s.is(w.leave(), script.Released)
+		s.is(w.release(), script.Released)
 		check(time.Minute, s.keys.Name(), s.keys.Leases())
-		s.is(w.party(true, time.Hour, firstCome).enter(), script.Waiting)
-		s.is(s.party(true, time.Minute, firstCome).enter(), script.Waiting)
-		s.is(short.leave(), script.Released) // the writer with the long lease is in
+		s.is(w.participant(true, time.Hour, firstCome).acquire(), script.Waiting)
+		s.is(s.participant(true, time.Minute, firstCome).acquire(), script.Waiting)
+		s.is(short.release(), script.Released) // the writer with the long lease is in
 		check(time.Hour, s.keys.Name())
 		check(time.Minute, s.keys.Intents(), s.keys.Leases())
 
 		// The same from writer to writer, which is quicker.
 		s.rc.Del(ctx, s.keys.Name(), s.keys.Intents(), s.keys.Leases())
-		w, long = s.party(true, time.Minute, firstCome), s.party(true, time.Hour, firstCome)
-		s.is(w.enter(), script.Granted)
-		s.is(s.party(true, time.Minute, firstCome).enter(), script.Waiting)
+		w, long = s.participant(true, time.Minute, firstCome), s.participant(true, time.Hour, firstCome)
+		s.is(w.acquire(), script.Granted)
+		s.is(s.participant(true, time.Minute, firstCome).acquire(), script.Waiting)
 		check(time.Minute, s.keys.Intents(), s.keys.Leases())
-		s.is(long.enter(), script.Waiting)
-		s.is(s.party(true, time.Minute, firstCome).enter(), script.Waiting)
+		s.is(long.acquire(), script.Waiting)
+		s.is(s.participant(true, time.Minute, firstCome).acquire(), script.Waiting)
 		check(time.Hour, s.keys.Intents(), s.keys.Leases())
-		s.is(w.leave(), script.Released)
+		s.is(w.release(), script.Released)
 		check(time.Minute, s.keys.Name())
 		check(time.Hour, s.keys.Intents(), s.keys.Leases())
 		s.rc.Del(ctx, s.keys.Name())
-		s.is(long.keep(), script.Granted)
+		s.is(long.renew(), script.Granted)
 		check(time.Hour, s.keys.Name())
 		check(time.Minute, s.keys.Intents(), s.keys.Leases())
-		long2, after := s.party(true, 2*time.Hour, writersFirst), s.party(true, time.Minute, firstCome)
-		s.is(long2.enter(), script.Waiting)
-		s.is(after.enter(), script.Waiting)
-		s.is(long.leave(), script.Released)
+		long2, after := s.participant(true, 2*time.Hour, writersFirst), s.participant(true, time.Minute, firstCome)
+		s.is(long2.acquire(), script.Waiting)
+		s.is(after.acquire(), script.Waiting)
+		s.is(long.release(), script.Released)
 		s.held(long2)
 		check(time.Minute, s.keys.Intents(), s.keys.Leases())
 	})
@@ -657,7 +669,7 @@ func TestKeysLiveAsLongAsTheLongestLease(t *testing.T) {
 
 // Promise 9.
 func TestTokensRise(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		ctx := context.Background()
 		var highest int64
 		rises := func(token int64) {
@@ -669,35 +681,35 @@ func TestTokensRise(t *testing.T) {
 		}
 		for range 3 {
 			w := s.writer()
-			rises(s.is2(w.enter(), script.Granted))
-			s.is(w.leave(), script.Released)
+			rises(s.value(w.acquire(), script.Granted))
+			s.is(w.release(), script.Released)
 		}
 		before := highest
 		s.rc.Del(ctx, s.keys.Token()) // expired, or lost with all the rest
 		w := s.writer()
-		rises(s.is2(w.enter(), script.Granted))
+		rises(s.value(w.acquire(), script.Granted))
 		if s.rc.PTTL(ctx, s.keys.Token()).Val() <= 0 {
 			s.Error("the counter has no TTL")
 		}
 		// A counter that expires under its holder.
 		s.rc.Del(ctx, s.keys.Token())
-		if again := s.is2(w.enter(), script.Granted); again < highest {
+		if again := s.value(w.acquire(), script.Granted); again < highest {
 			s.Errorf("token %d after %d", again, highest)
 		}
 		r := s.reader()
-		s.is(r.enter(), script.Waiting)
-		s.is(w.leave(), script.Released)
-		s.is(r.leave(), script.Released)
+		s.is(r.acquire(), script.Waiting)
+		s.is(w.release(), script.Released)
+		s.is(r.release(), script.Released)
 		next, last := s.writer(), s.writer()
-		rises(s.is2(next.enter(), script.Granted))
-		s.is(last.enter(), script.Waiting)
+		rises(s.value(next.acquire(), script.Granted))
+		s.is(last.acquire(), script.Waiting)
 		s.rc.Del(ctx, s.keys.Token()) // and one that expires while somebody waits
 		var told, n int64
-		if _, err := fmt.Sscan(next.leave().Grants, &told, &n); err != nil {
+		if _, err := fmt.Sscan(next.release().Grants, &told, &n); err != nil {
 			s.Error(err)
 		}
 		rises(told)
-		if again := s.is2(last.enter(), script.Granted); again != told {
+		if again := s.value(last.acquire(), script.Granted); again != told {
 			s.Errorf("token %d, then %d", told, again)
 		}
 		s.held(last)
@@ -710,7 +722,7 @@ func TestTokensRise(t *testing.T) {
 // Promise 10: what is no lock is said so, and left alone.
 func TestForeignDataIsRefusedAndLeftAlone(t *testing.T) {
 	ctx := context.Background()
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		for name, put := range map[string]func(key string) error{
 			"string": func(k string) error { return s.rc.Set(ctx, k, "data", 0).Err() },
 			"hash":   func(k string) error { return s.rc.HSet(ctx, k, "f", "v").Err() },
@@ -757,34 +769,34 @@ func TestForeignDataIsRefusedAndLeftAlone(t *testing.T) {
 
 // Promise 10: also where it comes to stand there while somebody waits.
 func TestForeignDataEndsAWait(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		holder, w, w2 := s.writer(), s.writer(), s.writer()
-		s.is(holder.enter(), script.Granted)
-		s.is(w.enter(), script.Waiting)
+		s.is(holder.acquire(), script.Granted)
+		s.is(w.acquire(), script.Waiting)
 		s.rc.Set(context.Background(), s.keys.Name(), "data", 0)
-		s.is(w2.enter(), script.Foreign)
-		s.is(w.keep(), script.Foreign)
+		s.is(w2.acquire(), script.Foreign)
+		s.is(w.renew(), script.Foreign)
 		s.is(s.writer().try(), script.Foreign)
-		s.is(s.reader().enter(), script.Foreign)
+		s.is(s.reader().acquire(), script.Foreign)
 	})
 }
 
 // Nor does anyone join a set that has come to stand there.
 func TestForeignSetIsNotJoined(t *testing.T) {
 	ctx := context.Background()
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		holder, r, w := s.writer(), s.reader(), s.writer()
-		s.is(holder.enter(), script.Granted)
-		s.is(r.enter(), script.Waiting)
-		s.is(w.enter(), script.Waiting)
+		s.is(holder.acquire(), script.Granted)
+		s.is(r.acquire(), script.Waiting)
+		s.is(w.acquire(), script.Waiting)
 		s.rc.Del(ctx, s.keys.Name())
 		s.rc.SAdd(ctx, s.keys.Name(), "data", w.id)
-		s.is(r.keep(), script.Foreign)
+		s.is(r.renew(), script.Foreign)
 		s.is(s.reader().try(), script.Foreign)
-		w.die()
-		s.is(holder.leave(), script.Foreign)
-		s.is(w.leave(), script.Foreign)
-		s.is(r.leave(), script.Foreign)
+		w.expire()
+		s.is(holder.release(), script.Foreign)
+		s.is(w.release(), script.Foreign)
+		s.is(r.release(), script.Foreign)
 		if n := s.rc.Exists(ctx, s.keys.Intents(), s.keys.Leases()).Val(); n != 0 {
 			s.Errorf("who has left stands in %d keys", n)
 		}
@@ -798,13 +810,13 @@ func TestForeignSetIsNotJoined(t *testing.T) {
 // Nor where nobody waits, but a lease of ours is left.
 func TestForeignSetIsNotJoinedBesideATombstone(t *testing.T) {
 	ctx := context.Background()
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		gave := s.reader()
 		gave.tombstone = true
-		s.is(gave.leave(), script.Gone)
+		s.is(gave.release(), script.Gone)
 		s.rc.SAdd(ctx, s.keys.Name(), "data")
 		before := s.dump()
-		s.is(s.reader().enter(), script.Foreign)
+		s.is(s.reader().acquire(), script.Foreign)
 		s.is(s.reader().try(), script.Foreign)
 		if after := s.dump(); after != before {
 			s.Errorf("before %s, after %s", before, after)
@@ -815,13 +827,13 @@ func TestForeignSetIsNotJoinedBesideATombstone(t *testing.T) {
 // Nor does anyone join a queue that is none, whoever holds.
 func TestForeignQueueIsNotJoined(t *testing.T) {
 	ctx := context.Background()
-	onBothServers(t, func(s *stage) {
-		for _, holder := range []*party{s.writer(), s.reader()} {
-			s.is(holder.enter(), script.Granted)
+	onBothServers(t, func(s *server) {
+		for _, holder := range []*participant{s.writer(), s.reader()} {
+			s.is(holder.acquire(), script.Granted)
 			s.rc.ZAdd(ctx, s.keys.Intents(), redis.Z{Score: 1, Member: "data"})
 			before := s.dump()
-			s.is(s.writer().enter(), script.Foreign)
-			s.is(s.reader().enter(), script.Foreign)
+			s.is(s.writer().acquire(), script.Foreign)
+			s.is(s.reader().acquire(), script.Foreign)
 			if after := s.dump(); after != before {
 				s.Errorf("before %s, after %s", before, after)
 			}
@@ -831,7 +843,7 @@ func TestForeignQueueIsNotJoined(t *testing.T) {
 }
 
 // dump is all the data there is, but not how long it lives.
-func (s *stage) dump() string {
+func (s *server) dump() string {
 	ctx := context.Background()
 	var lines []string
 	for _, key := range s.rc.Keys(ctx, "*").Val() {
@@ -859,19 +871,19 @@ func (s *stage) dump() string {
 // No script moves more than a batch at a time, and the caller is told to go on:
 // the run of readers goes in nevertheless, and so goes a crowd of the dead.
 func TestBatchesAreMovedToTheEnd(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		w := s.writer()
-		s.is(w.enter(), script.Granted)
-		var readers []*party
+		s.is(w.acquire(), script.Granted)
+		var readers []*participant
 		for range 1201 {
 			r := s.reader()
-			s.is(r.enter(), script.Waiting)
+			s.is(r.acquire(), script.Waiting)
 			readers = append(readers, r)
 		}
-		s.is(w.leave(), script.Released)
+		s.is(w.release(), script.Released)
 		s.held(readers...)
 		for _, r := range readers {
-			r.die()
+			r.expire()
 		}
 		next := s.writer()
 		s.is(next.try(), script.Granted)
@@ -880,24 +892,24 @@ func TestBatchesAreMovedToTheEnd(t *testing.T) {
 }
 
 // Promise 5: where the one who moved a batch does not go on, whoever comes next does.
-func TestWhoeverComesNextMovesTheRest(t *testing.T) {
-	for name, comes := range map[string]func(s *stage, holder, waiter *party) script.Command{
-		"enter":            func(s *stage, _, _ *party) script.Command { return s.reader().Acquire(false, false) },
-		"leave":            func(_ *stage, holder, _ *party) script.Command { return holder.Release(false) },
-		"keep":             func(_ *stage, holder, _ *party) script.Command { return holder.Renew(0) },
-		"keep of a waiter": func(_ *stage, _, waiter *party) script.Command { return waiter.Renew(0) },
+func TestNextScriptMovesTheRest(t *testing.T) {
+	for name, comes := range map[string]func(s *server, holder, waiter *participant) script.Command{
+		"enter":            func(s *server, _, _ *participant) script.Command { return s.reader().Acquire(false, false) },
+		"leave":            func(_ *server, holder, _ *participant) script.Command { return holder.Release(false) },
+		"keep":             func(_ *server, holder, _ *participant) script.Command { return holder.Renew(0) },
+		"keep of a waiter": func(_ *server, _, waiter *participant) script.Command { return waiter.Renew(0) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx := context.Background()
-			onBothServers(t, func(s *stage) {
+			onBothServers(t, func(s *server) {
 				w := s.writer()
-				s.is(w.enter(), script.Granted)
+				s.is(w.acquire(), script.Granted)
 				first := s.reader()
-				s.is(first.enter(), script.Waiting)
+				s.is(first.acquire(), script.Waiting)
 				last := first
 				for range 600 {
 					last = s.reader()
-					s.is(last.enter(), script.Waiting)
+					s.is(last.acquire(), script.Waiting)
 				}
 				once := func(c script.Command) {
 					if r := first.must(s.once(c)); !r.More {
@@ -917,29 +929,29 @@ func TestWhoeverComesNextMovesTheRest(t *testing.T) {
 }
 
 // Promise 3: whose lease is gone is given no other by a keep.
-func TestKeepMakesNoLease(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+func TestRenewalMakesNoLease(t *testing.T) {
+	onBothServers(t, func(s *server) {
 		holder, waiter := s.writer(), s.writer()
-		s.is(holder.enter(), script.Granted)
-		s.is(waiter.enter(), script.Waiting)
-		s.is(s.writer().enter(), script.Waiting)
+		s.is(holder.acquire(), script.Granted)
+		s.is(waiter.acquire(), script.Waiting)
+		s.is(s.writer().acquire(), script.Waiting)
 		s.rc.ZRem(context.Background(), s.keys.Leases(), waiter.id)
-		s.is(waiter.keep(), script.Gone)
+		s.is(waiter.renew(), script.Gone)
 	})
 }
 
 // Promises 5 and 8: the head that a leave has taken out of the queue is put back where there
 // is too much to settle first, and the queue does not outlive its leases.
-func TestHeadIsPutBackWhereManyAreDead(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+func TestHeadIsPutBackWhenManyLeasesHaveEnded(t *testing.T) {
+	onBothServers(t, func(s *server) {
 		ctx := context.Background()
 		holder, head := s.writer(), s.reader()
-		s.is(holder.enter(), script.Granted)
-		s.is(head.enter(), script.Waiting)
+		s.is(holder.acquire(), script.Granted)
+		s.is(head.acquire(), script.Waiting)
 		for range 250 { // as many as one script lets go
 			dead := s.writer()
-			s.is(dead.enter(), script.Waiting)
-			dead.die()
+			s.is(dead.acquire(), script.Waiting)
+			dead.expire()
 		}
 		if r := head.must(s.once(holder.Release(false))); r.Status != script.Released || !r.More {
 			t.Errorf("%+v", r)
@@ -948,7 +960,7 @@ func TestHeadIsPutBackWhereManyAreDead(t *testing.T) {
 		if ttl := s.rc.PTTL(ctx, s.keys.Intents()).Val(); ttl <= 0 {
 			t.Errorf("the queue lives for %v", ttl)
 		}
-		s.is(holder.leave(), script.Gone)
+		s.is(holder.release(), script.Gone)
 		s.held(head)
 	})
 }
@@ -957,17 +969,17 @@ func TestHeadIsPutBackWhereManyAreDead(t *testing.T) {
 // the keys live no longer than the leases that are left. One whose lease has ended is
 // told so.
 func TestLastReaderHandsOnToAWriter(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		ctx := context.Background()
 		first := s.writer()
-		s.is(first.enter(), script.Granted) // the counter is made
-		s.is(first.leave(), script.Released)
+		s.is(first.acquire(), script.Granted) // the counter is made
+		s.is(first.release(), script.Released)
 		for _, longest := range []time.Duration{time.Second * 30, time.Hour} {
-			reader, next, last := s.party(false, longest, firstCome), s.writer(), s.party(true, 2*time.Minute, firstCome)
-			s.is(reader.enter(), script.Granted)
-			s.is(next.enter(), script.Waiting)
-			s.is(last.enter(), script.Waiting)
-			s.is(reader.leave(), script.Released)
+			reader, next, last := s.participant(false, longest, firstCome), s.writer(), s.participant(true, 2*time.Minute, firstCome)
+			s.is(reader.acquire(), script.Granted)
+			s.is(next.acquire(), script.Waiting)
+			s.is(last.acquire(), script.Waiting)
+			s.is(reader.release(), script.Released)
 			s.held(next)
 			s.queued(last)
 			if ids := s.rc.ZRange(ctx, s.keys.Leases(), 0, -1).Val(); !slices.Equal(ids, []string{last.id}) {
@@ -978,15 +990,15 @@ func TestLastReaderHandsOnToAWriter(t *testing.T) {
 					t.Errorf("%s lives for %v", key, ttl)
 				}
 			}
-			s.is(next.leave(), script.Released)
-			s.is(last.leave(), script.Released)
+			s.is(next.release(), script.Released)
+			s.is(last.release(), script.Released)
 		}
 		dead, next := s.reader(), s.writer()
-		s.is(dead.enter(), script.Granted)
-		s.is(next.enter(), script.Waiting)
-		s.is(s.party(true, 2*time.Minute, firstCome).enter(), script.Waiting)
-		dead.die()
-		s.is(dead.leave(), script.Gone)
+		s.is(dead.acquire(), script.Granted)
+		s.is(next.acquire(), script.Waiting)
+		s.is(s.participant(true, 2*time.Minute, firstCome).acquire(), script.Waiting)
+		dead.expire()
+		s.is(dead.release(), script.Gone)
 		s.held(next)
 	})
 }
@@ -999,65 +1011,65 @@ func TestTombstonesSlowNobodyDown(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &stage{T: t, rc: rc, ep: node.Of(rc), keys: keys}
+	s := &server{T: t, rc: rc, ep: node.Of(rc), keys: keys}
 	first, dead := s.writer(), s.writer()
-	s.is(first.enter(), script.Granted) // the counter is made
-	s.is(first.leave(), script.Released)
+	s.is(first.acquire(), script.Granted) // the counter is made
+	s.is(first.release(), script.Released)
 	dead.tombstone = true
-	s.is(dead.leave(), script.Gone)
+	s.is(dead.release(), script.Gone)
 	if err := rc.ConfigResetStat(t.Context()).Err(); err != nil {
 		t.Fatal(err)
 	}
 	w := s.writer()
-	s.is(w.enter(), script.Granted)
-	s.is(w.leave(), script.Released)
+	s.is(w.acquire(), script.Granted)
+	s.is(w.release(), script.Released)
 	if stats := rc.Info(t.Context(), "commandstats").Val(); strings.Contains(stats, "cmdstat_type:") {
 		t.Error(stats)
 	}
-	s.is(dead.enter(), script.Tombstoned)
+	s.is(dead.acquire(), script.Tombstoned)
 	s.held()
 }
 
 // Promises 1, 5 and 6.
 func TestWriterBecomesReaderWithoutAnotherWriterInBetween(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		w, r, r2, w2, r3 := s.writer(), s.reader(), s.reader(), s.writer(), s.reader()
-		token := w.enter().Value
-		for _, p := range []*party{r, r2, w2, r3} {
-			s.is(p.enter(), script.Waiting)
+		token := w.acquire().Value
+		for _, p := range []*participant{r, r2, w2, r3} {
+			s.is(p.acquire(), script.Waiting)
 		}
 		s.is(w.downgrade(), script.Granted)
 		s.held(w, r, r2) // the readers in front, and no one behind the writer
 		s.is(w.downgrade(), script.Granted)
 		s.held(w, r, r2)
-		s.is(w.keep(), script.Granted) // one that crosses it, as a writer
-		s.is(w.keepHold(), script.Gone)
+		s.is(w.renew(), script.Granted) // one that crosses it, as a writer
+		s.is(w.renewAlone(), script.Gone)
 		s.held(w, r, r2)
-		s.is(r.leave(), script.Released)
-		s.is(r2.leave(), script.Released)
-		s.is(w.leave(), script.Released)
+		s.is(r.release(), script.Released)
+		s.is(r2.release(), script.Released)
+		s.is(w.release(), script.Released)
 		s.held(w2)
-		if next := w2.keep().Value; next <= token {
+		if next := w2.renew().Value; next <= token {
 			s.Fatalf("token %d after %d", next, token) // promise 9
 		}
 		s.is(w.downgrade(), script.Gone) // one that comes too late
 		s.held(w2)
-		s.is(w2.leave(), script.Released)
+		s.is(w2.release(), script.Released)
 		s.held(r3)
 	})
 }
 
 // Promise 5: a writer that has died between readers who wait holds nobody up once
 // the first of them is let in.
-func TestRunOfReadersPassesDeadWriters(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+func TestRunOfReadersPassesExpiredWriters(t *testing.T) {
+	onBothServers(t, func(s *server) {
 		w, r, dead, r2 := s.writer(), s.reader(), s.writer(), s.reader()
-		s.is(w.enter(), script.Granted)
-		for _, p := range []*party{r, dead, r2} {
-			s.is(p.enter(), script.Waiting)
+		s.is(w.acquire(), script.Granted)
+		for _, p := range []*participant{r, dead, r2} {
+			s.is(p.acquire(), script.Waiting)
 		}
-		dead.die()
-		s.is(w.leave(), script.Released)
+		dead.expire()
+		s.is(w.release(), script.Released)
 		s.held(r, r2)
 	})
 }
@@ -1065,14 +1077,14 @@ func TestRunOfReadersPassesDeadWriters(t *testing.T) {
 // Promise 8: a tombstone alone does not outlive itself, when the waiter with the
 // longest lease has gone from the leases by becoming the writer.
 func TestLeasesLiveNoLongerThanTheLongest(t *testing.T) {
-	onBothServers(t, func(s *stage) {
-		w, gone, next := s.writer(), s.party(true, 3*time.Second, firstCome), s.party(true, time.Hour, firstCome)
-		s.is(w.enter(), script.Granted)
-		s.is(gone.enter(), script.Waiting)
+	onBothServers(t, func(s *server) {
+		w, gone, next := s.writer(), s.participant(true, 3*time.Second, firstCome), s.participant(true, time.Hour, firstCome)
+		s.is(w.acquire(), script.Granted)
+		s.is(gone.acquire(), script.Waiting)
 		gone.tombstone = true
-		s.is(gone.leave(), script.Released)
-		s.is(next.enter(), script.Waiting)
-		s.is(w.leave(), script.Released)
+		s.is(gone.release(), script.Released)
+		s.is(next.acquire(), script.Waiting)
+		s.is(w.release(), script.Released)
 		s.held(next)
 		if ttl := s.rc.PTTL(context.Background(), s.keys.Leases()).Val(); ttl > 6*time.Second {
 			s.Errorf("the leases live for %v, a tombstone for 6s", ttl)
@@ -1082,30 +1094,30 @@ func TestLeasesLiveNoLongerThanTheLongest(t *testing.T) {
 
 // Promise 3: its lease is its own from then on, and ends like a reader's.
 func TestLeaseOfADowngradedWriterEnds(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		w, w2 := s.writer(), s.writer()
-		s.is(w.enter(), script.Granted)
-		s.is(w2.enter(), script.Waiting)
+		s.is(w.acquire(), script.Granted)
+		s.is(w2.acquire(), script.Waiting)
 		s.is(w.downgrade(), script.Granted)
 		s.held(w)
-		w.die()
-		s.is(w2.keep(), script.Granted)
+		w.expire()
+		s.is(w2.renew(), script.Granted)
 		s.held(w2)
 	})
 }
 
 // Only who holds to write is made a reader: neither a waiter nor one that has
 // left.
-func TestDowngradeEntersNobody(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+func TestDowngradeAcquiresForNobody(t *testing.T) {
+	onBothServers(t, func(s *server) {
 		w, w2, w3 := s.writer(), s.writer(), s.writer()
-		s.is(w.enter(), script.Granted)
-		s.is(w2.enter(), script.Waiting)
+		s.is(w.acquire(), script.Granted)
+		s.is(w2.acquire(), script.Waiting)
 		s.is(w2.downgrade(), script.Gone)
 		s.is(w3.downgrade(), script.Gone)
 		s.held(w)
-		s.is(w2.keep(), script.Waiting)
-		s.is(w.leave(), script.Released)
+		s.is(w2.renew(), script.Waiting)
+		s.is(w.release(), script.Released)
 		s.held(w2)
 	})
 }
@@ -1113,11 +1125,11 @@ func TestDowngradeEntersNobody(t *testing.T) {
 // Promise 10: somebody's data where the lease would go stays, and so does the
 // writer.
 func TestDowngradeLeavesForeignDataAlone(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		ctx := context.Background()
 		for _, key := range []string{s.keys.Leases(), s.keys.Intents()} {
 			w := s.writer()
-			s.is(w.enter(), script.Granted)
+			s.is(w.acquire(), script.Granted)
 			s.rc.ZAdd(ctx, key, redis.Z{Score: 1, Member: "mine"})
 			if r := w.downgrade(); r.Status != script.Foreign || r.Data != "zset:"+key {
 				s.Fatalf("status %d, %q", r.Status, r.Data)
@@ -1126,7 +1138,7 @@ func TestDowngradeLeavesForeignDataAlone(t *testing.T) {
 				s.Fatal("it was touched")
 			}
 			s.rc.Del(ctx, key)
-			s.is(w.leave(), script.Released)
+			s.is(w.release(), script.Released)
 		}
 	})
 }
@@ -1134,33 +1146,33 @@ func TestDowngradeLeavesForeignDataAlone(t *testing.T) {
 // Promise 9: a counter that has gone back, as on a replica that had not heard of the
 // last grants when it took over, gives no token a second time.
 func TestTokensRiseAlthoughTheCounterFallsBack(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		ctx := context.Background()
 		grant := map[string]func() int64{
 			"entered": func() int64 {
 				w := s.writer()
-				defer w.leave()
-				return w.enter().Value
+				defer w.release()
+				return w.acquire().Value
 			},
 			"handed on by a writer": func() int64 {
 				w, next := s.writer(), s.writer()
-				s.is(w.enter(), script.Granted)
-				s.is(next.enter(), script.Waiting)
-				s.is(w.leave(), script.Released)
-				defer next.leave()
-				return next.keep().Value
+				s.is(w.acquire(), script.Granted)
+				s.is(next.acquire(), script.Waiting)
+				s.is(w.release(), script.Released)
+				defer next.release()
+				return next.renew().Value
 			},
 			"handed on by a reader": func() int64 {
 				r, next := s.reader(), s.writer()
-				s.is(r.enter(), script.Granted)
-				s.is(next.enter(), script.Waiting)
-				s.is(r.leave(), script.Released)
-				defer next.leave()
-				return next.keep().Value
+				s.is(r.acquire(), script.Granted)
+				s.is(next.acquire(), script.Waiting)
+				s.is(r.release(), script.Released)
+				defer next.release()
+				return next.renew().Value
 			},
 		}
 		for name, next := range grant {
-			s.writer().enter()
+			s.writer().acquire()
 			s.rc.Del(ctx, s.keys.Name())
 			old := s.rc.Get(ctx, s.keys.Token()).Val()
 			last := next()

@@ -87,7 +87,7 @@ func TestWaitersAreServedInOrder(t *testing.T) {
 
 // Promise 4: a lock first tries. If that was answered so late that the client may
 // have sent it again, the second one must not be granted behind the waiter's back.
-func TestTryBeforeTheWaitIsRefusedIfItComesTwice(t *testing.T) {
+func TestResentTryBeforeTheWaitIsRefused(t *testing.T) {
 	inBubble(t, func(w *world) {
 		holder := w.lock(NewMutex(w.client(nil), "x"), true)
 		w.link.SetDelay(10 * time.Millisecond)
@@ -126,7 +126,7 @@ func TestWaiterKeepsItsPlace(t *testing.T) {
 
 // Promise 5: a waiter with a long TTL looks when the short lease of the holder
 // in front of it ends.
-func TestWaiterLooksWhenTheHoldersLeaseEnds(t *testing.T) {
+func TestWaiterRenewsWhenTheHoldersLeaseEnds(t *testing.T) {
 	for _, write := range []bool{true, false} {
 		inBubble(t, func(w *world) {
 			w.lock(NewMutex(w.client(w.link), "x", WithTTL(time.Second)), write)
@@ -143,7 +143,7 @@ func TestWaiterLooksWhenTheHoldersLeaseEnds(t *testing.T) {
 
 // Promises 3 and 5: a crashed holder, or a crashed waiter, stands in the way no
 // longer than its lease, although nobody is there to hand on.
-func TestDeadParticipantsStandInTheWayNoLongerThanTheirLease(t *testing.T) {
+func TestCrashedParticipantsBlockNoLongerThanTheirLease(t *testing.T) {
 	for _, write := range []bool{true, false} {
 		inBubble(t, func(w *world) {
 			const short = time.Second
@@ -224,7 +224,7 @@ func TestLostUnlockReplyDelaysNobody(t *testing.T) {
 }
 
 // When the subscription comes back, every waiter looks, once and at once.
-func TestWaitersLookWhenTheSubscriptionIsBack(t *testing.T) {
+func TestWaitersRenewWhenTheSubscriptionIsBack(t *testing.T) {
 	inBubble(t, func(w *world) {
 		holder := w.lock(NewMutex(w.client(nil), "x"), true)
 		mutex := NewMutex(w.client(w.link), "x")
@@ -264,7 +264,7 @@ func TestBlackHoledSubscriptionDelaysByHalfATTL(t *testing.T) {
 }
 
 // A client that cannot subscribe looks, at first often, then less so.
-func TestClientThatCannotSubscribeLooks(t *testing.T) {
+func TestClientThatCannotSubscribePolls(t *testing.T) {
 	inBubble(t, func(w *world) {
 		holder := w.lock(NewMutex(w.client(nil), "x"), true)
 		looks := &counter{}
@@ -311,7 +311,7 @@ func TestGrantThatCrossesACancellationIsPassedOn(t *testing.T) {
 }
 
 // A cancelled waiter stands in nobody's way after one script call.
-func TestCancelledWaiterStandsInNobodysWay(t *testing.T) {
+func TestCanceledWaiterBlocksNobody(t *testing.T) {
 	inBubble(t, func(w *world) {
 		reader := w.lock(NewMutex(w.client(nil), "x"), false)
 		ctx, cancel := context.WithCancel(context.Background())
@@ -334,7 +334,7 @@ func TestCancelledWaiterStandsInNobodysWay(t *testing.T) {
 
 // The rule: without an acknowledgement within a TTL the id is void. A message
 // for it means nothing, and the waiter stands in the queue under a new one.
-func TestVoidIDIsNotGranted(t *testing.T) {
+func TestUnacknowledgedIDIsNotGranted(t *testing.T) {
 	inBubble(t, func(w *world) {
 		holder := w.lock(NewMutex(w.client(nil), "x"), true)
 		mutex := NewMutex(w.client(w.link), "x")
@@ -366,7 +366,7 @@ func TestVoidIDIsNotGranted(t *testing.T) {
 
 // The rule: an enter that is answered after a TTL is void, too, also if the
 // answer is a grant.
-func TestEnterAnsweredTooLateGivesNoLock(t *testing.T) {
+func TestAcquireAnsweredTooLateGivesNoLock(t *testing.T) {
 	inBubble(t, func(w *world) {
 		mutex := NewMutex(w.client(w.link, func(o *redis.Options) { o.ReadTimeout = time.Hour }), "x")
 		w.unlock(w.lock(mutex, true))
@@ -400,7 +400,7 @@ func TestEnterAnsweredTooLateGivesNoLock(t *testing.T) {
 
 // A try whose grant comes so late that it is kept first, and is unknown to Redis by
 // then, is refused: it never waits.
-func TestTryThatIsLostBeforeItIsALockIsRefused(t *testing.T) {
+func TestTryThatLosesItsGrantIsRefused(t *testing.T) {
 	inBubble(t, func(w *world) {
 		mutex := NewMutex(w.client(w.link, func(o *redis.Options) { o.ReadTimeout = time.Hour }), "x")
 		w.unlock(w.lock(mutex, true))
@@ -418,7 +418,7 @@ func TestTryThatIsLostBeforeItIsALockIsRefused(t *testing.T) {
 
 // Promise 4: who asks at the same time as many others is not late because of them, and
 // neither are renewals: each enters once, and stays.
-func TestManyWhoAskAtOnceAllWait(t *testing.T) {
+func TestSimultaneousAcquiresAllWait(t *testing.T) {
 	inBubble(t, func(w *world) {
 		const many = 400
 		holder := w.lock(NewMutex(w.client(nil), "x"), true)
@@ -451,7 +451,7 @@ func TestManyWhoAskAtOnceAllWait(t *testing.T) {
 }
 
 // Promise 10: of a Redis that does not answer, all who ask are told soon, however many.
-func TestManyWhoAskADeadRedisAreAllTold(t *testing.T) {
+func TestSimultaneousAcquiresOfADeadRedisFailSoon(t *testing.T) {
 	inBubble(t, func(w *world) {
 		mutex := NewMutex(w.client(w.link, func(o *redis.Options) {
 			o.PoolSize, o.MaxRetries, o.ReadTimeout, o.PoolTimeout = 1, -1, 3*time.Second, 4*time.Second
@@ -475,7 +475,7 @@ func TestManyWhoAskADeadRedisAreAllTold(t *testing.T) {
 
 // The rule: a "waiting" that arrives after the grant never demotes it. Only
 // "gone" means lost.
-func TestOldWaitingDoesNotDemoteAGrant(t *testing.T) {
+func TestLateWaitingReplyDoesNotDemoteAGrant(t *testing.T) {
 	inBubble(t, func(w *world) {
 		holder := w.lock(NewMutex(w.client(nil), "x"), true)
 		next := w.later(NewMutex(w.client(w.link), "x"), true)
@@ -594,7 +594,7 @@ func TestMailboxIsSharedAndClosesWhenIdle(t *testing.T) {
 }
 
 // Whatever is published on a mailbox's channel, only a grant is taken for one.
-func TestMessagesThatAreNoGrants(t *testing.T) {
+func TestMessagesThatAreNoGrantsAreIgnored(t *testing.T) {
 	inBubble(t, func(w *world) {
 		rc := w.client(nil)
 		holder := w.lock(NewMutex(rc, "x"), true)

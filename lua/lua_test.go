@@ -44,10 +44,10 @@ func TestFilesAreIncludedOnce(t *testing.T) {
 const costs = "^Test(HotScriptsRunFewCommands|TombstonesSlowNobodyDown|FastPathsAgreeWithTheSlow)$"
 
 // The law of fast/: without it every promise is kept. Of the tests of the root package, these are about the scripts.
-const promises = "^Test(Scripts|One|Leave|Reader|Writer|Order|Clock|Drop|Try|Failed|Enter|Keep|Short|Dead|Tombstone|Grants|" +
-	"Tokens?[A-Z]|Foreign(Set|Queue|DataIsRefused|DataIsLeftAloneByEveryVerb)|Full|Batches|Whoever|Head|LastReader|Run|Lease|" +
-	"Lower|EveryOrder|Holder|Scores|Reply|WaiterWatches|Old|Without|New|Raise|OnlyTheWriter|Nothing|Mixed|Unlock(Wakes|Races)|" +
-	"WaitersAreServed|LostMessage)"
+const promises = "^Test(Scripts|One|Release|Reader|Writer|Order|Clock|Drop|Try|Failed|Acquire[AITW]|Renewal(M|N|Of)|Short|" +
+	"Expired|Crashed|Tombstone|Grants|Tokens?[A-Z]|Foreign(Set|Queue|DataIsRefused|DataIsLeftAloneByEveryVerb)|Full|Batches|" +
+	"NextScript|Head|LastReader|Run|Lease|Lower|EveryOrder|Holder|Scores|Requests|Reply|WaiterWatches|Old|Without|New|Raise|" +
+	"OnlyTheWriter|Nothing|Mixed|Unlock(Wakes|Races)|Resent|CanceledTry|WaitersAreServed|LateWaiting|LostMessage)"
 
 func TestFastPathsMayBeDeleted(t *testing.T) {
 	if testing.Short() {

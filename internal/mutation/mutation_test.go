@@ -76,12 +76,12 @@ var mutants = []mutant{
 	{"a keep hands nothing on when a lease has ended", "lua/refresh.lua", "drop()\nhand_on()\n", "drop()\n", model},
 	{"a leave hands nothing on", "lua/unlock.lua", "hand_on()\nif blocked then", "if blocked then", model},
 	{"a downgrade lets the next writer in between", "lua/refresh.lua", "	call('DEL', HOLDER)\n	call('SADD'", "	call('DEL', HOLDER)\n	held = 'none'\n	hand_on()\n	call('SADD'", model},
-	{"a release leaves no tombstone for an acquire that may still be under way", "internal/acquisition/part.go", "p.Tombstone = err != nil && !lockerr.Has(err, lockerr.Full) || p.node.MaySendTwice(sent)", "p.Tombstone = false", scenario("TestLateCopyOfAnEnterIsRefused")},
+	{"a release leaves no tombstone for an acquire that may still be under way", "internal/acquisition/part.go", "p.Tombstone = err != nil && !lockerr.Has(err, lockerr.Full) || p.node.MaySendTwice(sent)", "p.Tombstone = false", scenario("TestLateCopyOfAnAcquireIsRefused")},
 	{"a caller that gives up does not release", "internal/acquisition/acquisition.go", "	if ctx.Err() != nil {\n		a.releaseInBackground()\n", "	if ctx.Err() != nil {\n", sim},
 
-	{"a try waits that has lost its grant", "internal/acquisition/acquisition.go", "a.queued || !a.try && quorum", "a.queued || quorum", scenario("TestTryThatIsLostBeforeItIsALockIsRefused")},
+	{"a try waits that has lost its grant", "internal/acquisition/acquisition.go", "a.queued || !a.try && quorum", "a.queued || quorum", scenario("TestTryThatLosesItsGrantIsRefused")},
 
-	{"calls are not limited", "internal/node/limiter.go", "	n := connections(rc)\n", "	n := connections(rc) << 10\n", scenario("TestManyWhoAskAtOnceAllWait")},
+	{"calls are not limited", "internal/node/limiter.go", "	n := connections(rc)\n", "	n := connections(rc) << 10\n", scenario("TestSimultaneousAcquiresAllWait")},
 
 	// Tokens.
 	{"a token is not written back", "lua/lib/token.lua", "	call('SET', TOKEN, format('%d', last_token), 'PX', RETENTION)\n", "", model},
@@ -133,8 +133,8 @@ var mutants = []mutant{
 	{"a command names its keys in another order", "internal/script/command.go", "\"evalsha\", s.digest, \"4\", p.Keys.holder, p.Keys.intents, p.Keys.leases, p.Keys.token,", "\"evalsha\", s.digest, \"4\", p.Keys.holder, p.Keys.leases, p.Keys.intents, p.Keys.token,", model},
 
 	// Crowds.
-	{"a waiter for a lock on a closed client goes on", "internal/acquisition/part.go", " || lockerr.Has(err, lockerr.ClientClosed)", "", scenario("TestWaiterOnAClosedClientIsTold")},
-	{"a renewal takes foreign data for lost data", "internal/node/renewer.go", "			why = lockerr.Foreign(r.Data)\n", "			why = ErrGone\n", scenario("TestWaitersAreToldOfForeignData")},
+	{"a waiter for a lock on a closed client goes on", "internal/acquisition/part.go", " || lockerr.Has(err, lockerr.ClientClosed)", "", scenario("TestWaiterOnAClosedClientGetsAnError")},
+	{"a renewal takes foreign data for lost data", "internal/node/renewer.go", "			why = lockerr.Foreign(r.Data)\n", "			why = ErrGone\n", scenario("TestWaitersGetErrNotLockForForeignData")},
 }
 
 func TestEveryMutantIsCaught(t *testing.T) {
