@@ -1,8 +1,7 @@
 package redismutex
 
-// This file answers: what does a full Redis (maxmemory is reached, and nothing may be
-// evicted) do to a lock? It keeps what it has: whoever holds or waits is renewed, may
-// release and become a reader, and what comes free is handed on. Nobody new is let in.
+// A full Redis, which has reached maxmemory and may evict nothing, refuses acquires. Holders and waiters are still renewed,
+// released and downgraded, and a lock that comes free is handed on.
 
 import (
 	"context"
@@ -20,20 +19,20 @@ import (
 	"github.com/redismutex/redismutex/internal/script"
 )
 
-// fill makes a server full, or no longer full.
+// fill makes a server full, or not full again.
 func fill(t *testing.T, rc *redis.Client, full bool) {
 	t.Helper()
-	most := map[bool]string{true: "1", false: "0"}[full]
-	if err := rc.ConfigSet(context.Background(), "maxmemory", most).Err(); err != nil {
+	limit := map[bool]string{true: "1", false: "0"}[full]
+	if err := rc.ConfigSet(context.Background(), "maxmemory", limit).Err(); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// numbers are what differs from run to run: times, ranks and tokens.
+// numbers matches what differs from run to run: times, ranks and tokens.
 var numbers = regexp.MustCompile(`\d{13,}`)
 
-// Promise 10: a full Redis refuses every acquire, and it changes nothing, whatever the
-// keys are. All else does what it does on any other Redis.
+// Promise 10: a full Redis refuses every acquire, which changes nothing, in every state. Renewals and releases do what they
+// do on a Redis that is not full.
 func TestFullRedisKeepsTheLocksItHas(t *testing.T) {
 	rc := redistest.Start(t).Client(t)
 	keys, err := script.NewKeys("lock")

@@ -1,8 +1,7 @@
 package redismutex
 
-// This file answers: do the scripts give a lock over several nodes what it needs
-// of each: one order of who waits, and fencing tokens to agree on? It acts as
-// scripts_test.go does, by parties that have a rank.
+// What a lock over several nodes needs of the scripts on each: one order of waiters and tokens to agree on. As in
+// scripts_test.go, but each participant has a rank.
 
 import (
 	"context"
@@ -21,11 +20,11 @@ import (
 	"github.com/redismutex/redismutex/lua"
 )
 
-// ahead is a rank that no server's clock has reached, in the year 2069. Its last
-// digits are lost where Lua joins it to a string.
+// ahead is a rank in the year 2069, which no server's clock has reached. Its last digits are lost if Lua concatenates it to
+// a string.
 const ahead = int64(3_141_592_653_589_793)
 
-// at is a party of a quorum, with the same rank on all nodes.
+// at returns a participant of a quorum, with the same rank on all nodes.
 func (s *server) at(rank int64, write bool, order order) *participant {
 	s.Helper()
 	p := s.participant(write, time.Minute, order)
@@ -41,7 +40,7 @@ func (p *participant) raise(token int64) script.Reply {
 	return p.must(p.calls(p.Renew(uint64(token))))
 }
 
-// member is p in the queue.
+// member returns the member of the intents that stands for p.
 func (p *participant) member() string {
 	if p.Write {
 		return "w" + p.id
@@ -49,7 +48,7 @@ func (p *participant) member() string {
 	return "r" + p.id
 }
 
-// join has parties enter that have to wait.
+// join has participants acquire that have to wait.
 func (s *server) join(ps ...*participant) {
 	s.Helper()
 	for _, p := range ps {
@@ -57,7 +56,7 @@ func (s *server) join(ps ...*participant) {
 	}
 }
 
-// queued checks who waits, in that order.
+// queued checks which participants wait, in that order.
 func (s *server) queued(want ...*participant) {
 	s.Helper()
 	var members []string
@@ -69,26 +68,26 @@ func (s *server) queued(want ...*participant) {
 	}
 }
 
-// told checks whether holders are told that somebody comes before them.
+// preceded checks whether the replies to holders say that a waiter precedes them.
 func (s *server) preceded(want bool, holders ...*participant) {
 	s.Helper()
 	for _, p := range holders {
 		for _, r := range []script.Reply{p.renew(), p.acquire()} {
 			s.is(r, script.Granted)
 			if r.Preceded != want {
-				s.Errorf("%s is told %t, want %t", p.id, r.Preceded, want)
+				s.Errorf("the reply to %s: preceded %t, want %t", p.id, r.Preceded, want)
 			}
 		}
 	}
 }
 
-// counter is the last token, 0 if there is none.
+// counter returns the last token, 0 if there is none.
 func (s *server) counter() int64 {
 	n, _ := s.rc.Get(context.Background(), s.keys.Token()).Int64()
 	return n
 }
 
-// count makes n the last token, 0 that there is none.
+// setCounter makes n the last token; 0 removes the counter.
 func (s *server) setCounter(n int64) {
 	ctx := context.Background()
 	if s.rc.Set(ctx, s.keys.Token(), n, time.Hour); n == 0 {
@@ -96,18 +95,18 @@ func (s *server) setCounter(n int64) {
 	}
 }
 
-// tokenIs checks the counter, and that its writer is told the same.
+// tokenIs checks the counter and the token in the reply to its writer.
 func (s *server) tokenIs(want int64, w *participant) {
 	s.Helper()
 	if got := s.counter(); got != want {
 		s.Errorf("the counter is %d, want %d", got, want)
 	}
 	if got := s.value(w.renew(), script.Granted); got != want {
-		s.Errorf("token %d, want %d", got, want)
+		s.Errorf("the writer's token is %d, want %d", got, want)
 	}
 }
 
-// inTurn checks that they hold it one after the other, the first of them now.
+// inTurn checks that participants hold the lock one turn after the other, the first turn now.
 func (s *server) inTurn(turns ...[]*participant) {
 	s.Helper()
 	for _, turn := range turns {
@@ -119,8 +118,7 @@ func (s *server) inTurn(turns ...[]*participant) {
 	s.held()
 }
 
-// Promise 6, and the rule of the score: it is the place in the queue, whoever
-// came first. Whoever has a lower one goes before: to the head, or in between.
+// Promise 6: the score is the place in the queue, whatever the order of arrival. A lower one goes to the head or in between.
 func TestLowerScoreIsServedFirst(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		holder, w10, r20, r25, w30, r40, w50 := s.w(60), s.w(10), s.r(20), s.r(25), s.w(30), s.r(40), s.w(50)
@@ -131,9 +129,8 @@ func TestLowerScoreIsServedFirst(t *testing.T) {
 	})
 }
 
-// The rule of ties: equals are in the order of their names, so that the nodes
-// agree. And those of flag and last: at any time a holder is told whether somebody
-// comes before it, and everyone, who comes last.
+// Equal scores are in the order of their names, so the nodes agree on the queue. The replies tell a holder at every moment
+// whether a waiter precedes it, and everybody the highest score.
 func TestEveryOrderOfArrivalMakesTheSameQueue(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		w1, r2, holder, w4, r5, w6, r7 := s.w(20), s.r(20), s.w(20), s.w(10), s.r(20), s.w(20), s.r(30)
@@ -177,9 +174,8 @@ func arrivals(ps []*participant, f func([]*participant)) {
 	from(0)
 }
 
-// Promise 6, and the rule of enter: nobody who waits ranks before who is granted.
-// With readers in place a reader passes a writer that ranks behind it, and only
-// that.
+// Promise 6: no waiter ranks before one that is granted. While readers hold, a reader overtakes only writers that rank
+// behind it.
 func TestReaderPassesLaterWritersOnly(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		holder, w30, r40, r20, r30 := s.r(50), s.w(30), s.r(40), s.r(20), s.r(30)
@@ -207,8 +203,8 @@ func TestReaderPassesLaterWritersOnly(t *testing.T) {
 	})
 }
 
-// The rule of the flag: a holder is told iff somebody who waits, and lives, ranks
-// before it: then it may be that those two wait for each other's nodes.
+// The reply to a holder says "preceded" if and only if a living waiter ranks before it: those two may be waiting for each
+// other's nodes.
 func TestHolderLearnsThatALowerRankWaits(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		w20, holder, r30, w20b := s.w(ahead+20), s.w(ahead+20), s.r(ahead+21), s.w(ahead+20)
@@ -220,16 +216,16 @@ func TestHolderLearnsThatALowerRankWaits(t *testing.T) {
 		s.preceded(true, holder)
 		s.is(w20.release(), script.Released)
 		s.preceded(false, holder)
-		r20, dead := s.r(ahead+20), s.w(ahead+19)
+		r20, expired := s.r(ahead+20), s.w(ahead+19)
 		s.join(r20)
 		s.preceded(true, holder)
 		s.is(r20.release(), script.Released)
-		s.join(dead)
+		s.join(expired)
 		s.preceded(true, holder)
-		dead.expire()
+		expired.expire()
 		s.preceded(false, holder)
 		if r := r30.renew(); r.Status != script.Waiting || r.Preceded {
-			s.Errorf("a waiter is told it: %+v", r)
+			s.Errorf("the reply to a waiter: %+v, want waiting and not preceded", r)
 		}
 		s.is(holder.release(), script.Released)
 		s.held(w20b)
@@ -251,13 +247,13 @@ func TestHolderLearnsThatALowerRankWaits(t *testing.T) {
 	})
 }
 
-// Promise 6: the choice of who goes first holds, and among those of a kind the
-// rank decides. The last is by score, not by rank.
+// Promise 6: writers or readers go first by choice, and within a kind the rank decides. The highest score in a reply is of
+// scores, not of ranks.
 func TestScoresKeepTheOrderOfChoice(t *testing.T) {
 	for _, c := range []struct {
 		order order
 		turns [][]int // of the waiters below
-		last  []int64 // said to each of them when it comes
+		last  []int64 // in the reply to each of them when it joins
 	}{
 		{firstCome, [][]int{{2}, {3}, {0}, {1}}, []int64{40, 50, 50, 50}},
 		{writersFirst, [][]int{{2}, {0}, {3, 1}}, []int64{40, 50, 50, 50}},
@@ -270,8 +266,8 @@ func TestScoresKeepTheOrderOfChoice(t *testing.T) {
 			for i, p := range ps {
 				r := p.acquire()
 				s.is(r, script.Waiting)
-				if kept := p.renew(); r.Last != c.last[i] || kept.Last != c.last[i] {
-					s.Errorf("order %d: last %d, then %d, want %d", c.order, r.Last, kept.Last, c.last[i])
+				if renewed := p.renew(); r.Last != c.last[i] || renewed.Last != c.last[i] {
+					s.Errorf("order %d: last %d, then %d, want %d", c.order, r.Last, renewed.Last, c.last[i])
 				}
 			}
 			queue, turns := []*participant{}, [][]*participant{{holder}}
@@ -288,8 +284,8 @@ func TestScoresKeepTheOrderOfChoice(t *testing.T) {
 	}
 }
 
-// Promise 6: who has no rank stands behind all who wait, by whatever clock they
-// have theirs; and who has one goes before it.
+// Promise 6: a request without a score joins behind all waiters, whatever their scores are; one with a score joins at its
+// place among them.
 func TestRequestsWithAndWithoutScoresShareAQueue(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		s.is(s.writer().acquire(), script.Granted)
@@ -297,7 +293,7 @@ func TestRequestsWithAndWithoutScoresShareAQueue(t *testing.T) {
 		s.join(first, a, b)
 		s.queued(first, a, b)
 		early, tied, late := s.w(1), s.r(ahead+1), s.w(ahead+10)
-		s.join(early, late, tied) // a has that rank by now
+		s.join(early, late, tied) // a has got the rank of tied
 		s.queued(early, first, tied, a, b, late)
 		c, d := s.at(ahead, true, writersFirst), s.participant(true, time.Minute, writersFirst)
 		s.join(c, d)
@@ -307,8 +303,8 @@ func TestRequestsWithAndWithoutScoresShareAQueue(t *testing.T) {
 	})
 }
 
-// The rule of last: it is the highest score that waits, the caller's own
-// included, so that a process whose clock is slow learns what time it is.
+// Every reply has the highest score in the queue, the caller's own included, so that a process whose clock is slow learns
+// what time it is.
 func TestReplyHasTheHighestScoreThatWaits(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		last := func(want int64, r script.Reply) {
@@ -322,7 +318,7 @@ func TestReplyHasTheHighestScoreThatWaits(t *testing.T) {
 		last(0, holder.renew())
 		last(ahead+20, r20.acquire())
 		last(ahead+30, w30.acquire()) // by the fast path
-		last(ahead+30, w10.acquire()) // not by it
+		last(ahead+30, w10.acquire()) // by the slow path
 		last(ahead+40, r40.acquire())
 		for _, p := range []*participant{holder, w10, r40} {
 			last(ahead+40, p.renew())
@@ -340,8 +336,7 @@ func TestReplyHasTheHighestScoreThatWaits(t *testing.T) {
 	})
 }
 
-// The rule of in front: a waiter watches over who ends before it is its turn, by
-// its place and not by when it came.
+// A waiter is told when the lease in front of it ends, by its place in the queue and not by its time of arrival.
 func TestWaiterWatchesTheLeaseInFrontOfItsPlace(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		lasting := func(p *participant, ttl time.Duration) *participant {
@@ -352,7 +347,7 @@ func TestWaiterWatchesTheLeaseInFrontOfItsPlace(t *testing.T) {
 			s.Helper()
 			s.is(r, script.Waiting)
 			if got := time.Duration(r.Value) * time.Millisecond; got > want || got < want-10*time.Second {
-				s.Errorf("in %v, want %v", got, want)
+				s.Errorf("the lease in front ends in %v, want %v", got, want)
 			}
 		}
 		s.is(lasting(s.w(1), time.Hour).acquire(), script.Granted)
@@ -375,8 +370,7 @@ func TestWaiterWatchesTheLeaseInFrontOfItsPlace(t *testing.T) {
 	})
 }
 
-// The rule of yield: who leaves and enters under another id, with the score that
-// it had, has the place that it had.
+// A participant that releases and acquires again under another id with its old score has its old place.
 func TestOldScoreIsTheOldPlace(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		w20, w30, r40 := s.w(20), s.w(30), s.r(40)
@@ -406,8 +400,7 @@ func TestOldScoreIsTheOldPlace(t *testing.T) {
 	})
 }
 
-// Promise 5, and the rule of enter: a try that fails leaves no trace, whatever its
-// rank is and whoever is in its c.
+// Promise 5: a try that is refused leaves no trace, whatever its score is and whatever refuses it.
 func TestFailedTryWithAScoreLeavesNoTrace(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		fails := func(tries ...*participant) {
@@ -435,17 +428,16 @@ func TestFailedTryWithAScoreLeavesNoTrace(t *testing.T) {
 	})
 }
 
-// A way is one in which a script of somebody with a score makes a waiter, or its
-// caller, the writer.
+// A grantCase is one way in which a script that has a score makes a waiter or its caller the writer.
 type grantCase struct {
 	name  string
-	block func(s *server) *participant                   // who is in its way; nil: nobody, and it does not wait
-	grant func(s *server, blocker, w *participant) int64 // its token, 0 if that is not said
+	block func(s *server) *participant                   // makes the participant that blocks it; nil if none does
+	grant func(s *server, blocker, w *participant) int64 // returns the token, 0 if the reply does not have it
 }
 
 func tokenOfAcquire(s *server, _, w *participant) int64 { return s.value(w.acquire(), script.Granted) }
 
-// leaves is the token that the reply to a leave carries.
+// tokenOfRelease releases the blocker and returns the token that the reply carries.
 func tokenOfRelease(s *server, blocker, _ *participant) (token int64) {
 	s.Helper()
 	r, n := blocker.release(), 0
@@ -474,50 +466,50 @@ func blockingReader(s *server) *participant {
 }
 
 var grantCases = []grantCase{
-	{"enter", func(*server) *participant { return nil }, tokenOfAcquire},
+	{"acquire", func(*server) *participant { return nil }, tokenOfAcquire},
 	{"try", func(*server) *participant { return nil }, func(s *server, _, w *participant) int64 {
 		return s.value(w.try(), script.Granted)
 	}},
-	{"enter, beside a tombstone", func(s *server) *participant {
+	{"acquire, beside a tombstone", func(s *server) *participant {
 		p := s.w(1)
 		p.tombstone = true
 		s.is(p.release(), script.Gone)
 		return nil
 	}, tokenOfAcquire},
-	{"enter, where a reader has died", func(s *server) *participant {
+	{"acquire, where a reader has expired", func(s *server) *participant {
 		blockingReader(s).expire()
 		return nil
 	}, tokenOfAcquire},
-	{"leave of a writer", blockingWriter, tokenOfRelease},
-	{"leave of a writer, beside another waiter", func(s *server) *participant {
+	{"release of a writer", blockingWriter, tokenOfRelease},
+	{"release of a writer, beside another waiter", func(s *server) *participant {
 		w := blockingWriter(s)
 		s.join(s.w(ahead + 1000))
 		return w
 	}, tokenOfRelease},
-	{"leave of a writer, past the dead", func(s *server) *participant {
-		w, dead := blockingWriter(s), s.at(1, true, writersFirst)
-		s.join(dead)
-		dead.expire()
+	{"release of a writer, past an expired waiter", func(s *server) *participant {
+		w, expired := blockingWriter(s), s.at(1, true, writersFirst)
+		s.join(expired)
+		expired.expire()
 		return w
 	}, tokenOfRelease},
-	{"leave of a writer with a tombstone", blockingWriter, tokenOfReleaseWithTombstone},
-	{"leave of a reader", blockingReader, tokenOfRelease},
-	{"leave of a reader with a tombstone", blockingReader, tokenOfReleaseWithTombstone},
-	{"keep", blockingWriter, func(s *server, blocker, w *participant) int64 {
+	{"release of a writer with a tombstone", blockingWriter, tokenOfReleaseWithTombstone},
+	{"release of a reader", blockingReader, tokenOfRelease},
+	{"release of a reader with a tombstone", blockingReader, tokenOfReleaseWithTombstone},
+	{"renewal", blockingWriter, func(s *server, blocker, w *participant) int64 {
 		blocker.expire()
 		return s.value(w.renew(), script.Granted)
 	}},
-	{"keep of who is gone", blockingWriter, func(s *server, blocker, w *participant) int64 {
+	{"renewal of an expired writer", blockingWriter, func(s *server, blocker, w *participant) int64 {
 		blocker.expire()
 		s.is(blocker.renew(), script.Gone)
 		return 0
 	}},
-	{"keep of a dead reader", blockingReader, func(s *server, blocker, w *participant) int64 {
+	{"renewal of an expired reader", blockingReader, func(s *server, blocker, w *participant) int64 {
 		blocker.expire()
 		s.is(blocker.renew(), script.Gone)
 		return 0
 	}},
-	{"enter of another writer", blockingWriter, func(s *server, blocker, w *participant) int64 {
+	{"acquire of another writer", blockingWriter, func(s *server, blocker, w *participant) int64 {
 		blocker.expire()
 		s.join(s.w(1))
 		return 0
@@ -529,9 +521,8 @@ var grantCases = []grantCase{
 	}},
 }
 
-// Promise 9, and the rule of the token: it is the rank, so that nodes agree on it,
-// or the next one where the counter has got as far. A new counter starts no lower
-// than the server's clock. Either is exact, and lives for a day from then.
+// Promise 9: the token is the rank, so that the nodes agree on it, or the next number if the counter is at the rank or
+// above. A new counter starts no lower than the server's clock. All digits are exact, and the counter lives for a day.
 func TestTokenIsTheRankWhicheverWayItIsGranted(t *testing.T) {
 	ctx := context.Background()
 	const clock = 0 // the server's
@@ -544,17 +535,18 @@ func TestTokenIsTheRankWhicheverWayItIsGranted(t *testing.T) {
 			}
 			s.setCounter(counter)
 			start := s.rc.Time(ctx).Val().UnixMicro()
-			said := c.grant(s, blocker, w)
+			granted := c.grant(s, blocker, w)
 			s.held(w)
 			token := s.counter()
 			if want == clock && token >= start && token <= s.rc.Time(ctx).Val().UnixMicro() {
 				want = token
 			}
 			if ttl := s.rc.PTTL(ctx, s.keys.Token()).Val(); ttl <= 23*time.Hour {
-				s.Errorf("%s: the counter lives for %v", c.name, ttl)
+				s.Errorf("%s: the counter has the TTL %v, want a day", c.name, ttl)
 			}
-			if again := w.acquire().Value; token != want || again != want || said != want && said != 0 {
-				s.Errorf("%s, rank %d, counter %d: token %d, said %d, then %d, want %d", c.name, rank, counter, token, said, again, want)
+			if again := w.acquire().Value; token != want || again != want || granted != want && granted != 0 {
+				s.Errorf("%s, rank %d, counter %d: counter then %d, token granted %d, on request %d, want %d",
+					c.name, rank, counter, token, granted, again, want)
 			}
 		}
 		for _, c := range grantCases {
@@ -572,22 +564,21 @@ func TestTokenIsTheRankWhicheverWayItIsGranted(t *testing.T) {
 	})
 }
 
-// The rule of the token, where nobody has a say in it: without a score of its own
-// a script gives the next one, if the clock is behind it, and leaves the counter the
-// time that it has.
+// Without a score of its own a script gives the next token, if the clock is behind it, and does not prolong the life of the
+// counter.
 func TestWithoutAScoreTheTokenIsTheNext(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		single, single2, w, w2 := s.writer(), s.writer(), s.w(ahead+100), s.w(ahead+200)
 		s.setCounter(ahead)
 		if token := s.value(single.acquire(), script.Granted); token != ahead+1 {
-			s.Errorf("token %d", token)
+			s.Errorf("token %d, want %d", token, ahead+1)
 		}
 		s.join(w, w2, single2)
 		if token := tokenOfRelease(s, single, nil); token != ahead+2 {
-			s.Errorf("token %d", token)
+			s.Errorf("token %d, want %d", token, ahead+2)
 		}
 		if ttl := s.rc.PTTL(context.Background(), s.keys.Token()).Val(); ttl > time.Hour {
-			s.Errorf("the counter lives for %v", ttl)
+			s.Errorf("the counter has the TTL %v, want at most 1h", ttl)
 		}
 		w.expire()
 		s.is(single2.renew(), script.Waiting)
@@ -596,8 +587,7 @@ func TestWithoutAScoreTheTokenIsTheNext(t *testing.T) {
 	})
 }
 
-// Promise 9, and the rule of the floor: below it a counter would be taken for
-// somebody's data.
+// Promise 9: a new counter is not below the floor, since a lower one would be taken for foreign data.
 func TestNewCounterIsNoLowerThanTheFloor(t *testing.T) {
 	redistest.MiniLocks(t)
 	m, rc := redistest.Mini(t)
@@ -617,8 +607,7 @@ func TestNewCounterIsNoLowerThanTheFloor(t *testing.T) {
 	s.is(s.w(30).acquire(), script.Granted)
 }
 
-// The rule of raise: who holds has its token raised, while it holds. It keeps all
-// else, and its lease is kept.
+// A raise raises the token of the writer that holds and renews its lease. Nothing else changes.
 func TestRaiseRaisesTheTokenOfTheHolder(t *testing.T) {
 	ctx := context.Background()
 	onBothServers(t, func(s *server) {
@@ -631,12 +620,12 @@ func TestRaiseRaisesTheTokenOfTheHolder(t *testing.T) {
 				s.Errorf("token %d, want %d", token, want)
 			}
 			if ttl := s.rc.PTTL(ctx, s.keys.Name()).Val(); ttl < 50*time.Second || ttl > time.Minute {
-				s.Errorf("its lease is %v", ttl)
+				s.Errorf("its lease is %v, want about 1m", ttl)
 			}
 			s.tokenIs(want, w)
 			s.held(w)
 			if after := s.rc.ZRangeWithScores(ctx, s.keys.Intents(), 0, -1).Val(); !slices.Equal(after, before) {
-				s.Errorf("in the queue %v, then %v", before, after)
+				s.Errorf("the queue was %v, and is %v", before, after)
 			}
 		}
 		s.setCounter(ahead)
@@ -656,9 +645,8 @@ func TestRaiseRaisesTheTokenOfTheHolder(t *testing.T) {
 	})
 }
 
-// The rule of raise: only who holds raises, and only a writer has what to raise.
-// Else a token that was given to another would no longer be the last. To others
-// it is a keep.
+// Only a writer that holds can raise its token: otherwise the token of another writer would no longer be the last. For all
+// others a raise is a renewal.
 func TestOnlyTheWriterThatHoldsRaises(t *testing.T) {
 	ctx := context.Background()
 	onBothServers(t, func(s *server) {
@@ -672,10 +660,10 @@ func TestOnlyTheWriterThatHoldsRaises(t *testing.T) {
 				r := p.raise(before + 100)
 				s.is(r, want)
 				if ends := s.rc.ZScore(ctx, s.keys.Leases(), p.id).Val(); want != script.Gone && ends < now+60_000 {
-					s.Errorf("%s: its lease is %v ms", p.id, ends-now)
+					s.Errorf("%s: its lease is %v ms, want 60000 at least", p.id, ends-now)
 				}
 				if after := s.counter(); after != before || want == script.Granted && r.Value != 0 {
-					s.Errorf("%s: the counter is %d, then %d; %+v", p.id, before, after, r)
+					s.Errorf("%s: the counter was %d, and is %d; %+v", p.id, before, after, r)
 				}
 			}
 		}
@@ -702,8 +690,8 @@ func TestOnlyTheWriterThatHoldsRaises(t *testing.T) {
 	})
 }
 
-// The rule of raise, where it crosses a grant: a keep settles before it answers,
-// and raises what the caller holds by then, but not what another does.
+// A raise that crosses a grant: the renewal hands on before it replies. It raises the token of a caller that holds by then,
+// and never that of another.
 func TestRaiseThatCrossesAGrant(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		w, w2, w3 := s.w(10), s.w(20), s.w(30)
@@ -721,9 +709,8 @@ func TestRaiseThatCrossesAGrant(t *testing.T) {
 	})
 }
 
-// walk has parties of all sorts do what they may, at random, and the same on each
-// of the stages. run is to send a command of each of ps.
-func walk(steps int, run func(step int, ps []*participant, command func(*participant) script.Command), stages ...*server) {
+// walk has participants do random steps, the same on each of the servers. Run sends a command of each of ps.
+func walk(steps int, run func(step int, ps []*participant, command func(*participant) script.Command), servers ...*server) {
 	random := rand.New(rand.NewPCG(1, 2))
 	var crowd [][]*participant
 	for step := range steps {
@@ -732,7 +719,7 @@ func walk(steps int, run func(step int, ps []*participant, command func(*partici
 		if i == len(crowd) || len(crowd) < 4 {
 			write, order, score, single := random.IntN(2) == 0, order(random.IntN(3)), rank(), random.IntN(3) == 0
 			var ps []*participant
-			for _, s := range stages {
+			for _, s := range servers {
 				p := s.at(score, write, order)
 				if single {
 					p.Score = nil
@@ -745,7 +732,7 @@ func walk(steps int, run func(step int, ps []*participant, command func(*partici
 		ps := crowd[i]
 		try, tombstone, raise := random.IntN(4) == 0, random.IntN(4) == 0, uint64(rank())
 		switch act {
-		case 0: // once more, if it has before
+		case 0: // again, if it has acquired before
 			run(step, ps, func(p *participant) script.Command { return p.Acquire(try, p.first) })
 		case 1, 2, 3:
 			run(step, ps, func(p *participant) script.Command { return p.Release(tombstone) })
@@ -766,8 +753,8 @@ func walk(steps int, run func(step int, ps []*participant, command func(*partici
 	}
 }
 
-// Promise 9: each new writer has a token above all before it, with a score or
-// without, whatever becomes of whom. And the rules of flag and last.
+// Promise 9: each new writer has a token above all before it, with a score or without, in random sequences. The replies
+// have the right flag and the right highest score.
 func TestTokensRiseWithScoresAndWithout(t *testing.T) {
 	ctx := context.Background()
 	onBothServers(t, func(s *server) {
@@ -776,7 +763,7 @@ func TestTokensRiseWithScoresAndWithout(t *testing.T) {
 		walk(600, func(step int, ps []*participant, command func(*participant) script.Command) {
 			p := ps[0]
 			if s.rc.Exists(ctx, s.keys.Name()).Val() == 0 {
-				writer = "" // it died
+				writer = "" // its lease has ended
 			}
 			c := command(p)
 			r := p.must(p.calls(c))
@@ -800,7 +787,7 @@ func TestTokensRiseWithScoresAndWithout(t *testing.T) {
 	})
 }
 
-// others is what one with a score is to be told of those that wait.
+// others returns what the reply to p has to say of the other waiters.
 func (p *participant) others(holds bool) (preceded bool, last int64) {
 	if p.Score == nil {
 		return false, 0
@@ -815,19 +802,19 @@ func (p *participant) others(holds bool) (preceded bool, last int64) {
 	return preceded, last
 }
 
-// living are the holders whose lease has not ended.
+// living returns the holders whose lease has not ended.
 func (s *server) living() []string {
 	return slices.DeleteFunc(s.holders(), func(id string) bool {
 		ends, err := s.rc.ZScore(context.Background(), s.keys.Leases(), id).Result()
-		return err == nil && ends == 1 // see die
+		return err == nil && ends == 1 // see expire
 	})
 }
 
-// slowed is a verb without its fast paths.
+// slowed returns a verb without its fast paths.
 func slowed(verb string, s *script.Script) *script.Script { return s.Variant(lua.SlowSource(verb)) }
 
-// The rule of the fast paths: they say the same as the slow ones, and leave the
-// same but for the dead, whoever has a score and who has none.
+// The fast paths reply the same as the slow ones and leave the same in Redis but for expired participants, with a score or
+// without.
 func TestFastPathsAgreeWithTheSlow(t *testing.T) {
 	ctx := context.Background()
 	slow := map[*script.Script]*script.Script{
@@ -850,7 +837,7 @@ func TestFastPathsAgreeWithTheSlow(t *testing.T) {
 				got.Value = want.Value // the leases did not begin together
 			}
 			if fast.Script == script.Unlock || got.Last < ahead {
-				got.Last = want.Last // nobody asks it; or it is by the server's clock
+				got.Last = want.Last // a release has none; or it comes from the server's clock
 			}
 			if got != want {
 				s.Fatalf("step %d: %+v by the fast path, %+v by the slow", step, got, want)
@@ -870,9 +857,8 @@ func TestFastPathsAgreeWithTheSlow(t *testing.T) {
 	})
 }
 
-// Promise 4, and the rule of enter: who waits is not granted past its own place in
-// the queue, where more is left to settle than one call does. It would be script.Granted
-// once more when it leaves.
+// Promise 4: an acquire that takes several calls, since more leases have ended than one call drops, leaves no intent
+// behind. Otherwise the id would be granted the lock once more after its release.
 func TestAcquireAgainAmongManyExpiredReaders(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		var readers []*participant
@@ -892,8 +878,7 @@ func TestAcquireAgainAmongManyExpiredReaders(t *testing.T) {
 	})
 }
 
-// Promise 10: what is no lock is said so to those with a score too, whatever it is
-// that stands in place of the queue, and nothing is learned from that.
+// Promise 10: a request with a score gets ErrNotLock for foreign data too, and takes no score from a foreign sorted set.
 func TestForeignDataIsRefusedToThoseWithAScore(t *testing.T) {
 	ctx := context.Background()
 	onBothServers(t, func(s *server) {
@@ -907,7 +892,7 @@ func TestForeignDataIsRefusedToThoseWithAScore(t *testing.T) {
 			for _, key := range []string{s.keys.Name(), s.keys.Intents(), s.keys.Leases(), s.keys.Token()} {
 				for _, p := range []*participant{s.w(10), s.r(10), s.at(10, true, writersFirst)} {
 					if !p.Write && key == s.keys.Token() {
-						continue // no matter to a reader
+						continue // a reader needs no token
 					}
 					s.rc.FlushDB(ctx)
 					if err := put(key); err != nil {

@@ -1,8 +1,7 @@
 package redismutex
 
-// This file answers: do the scripts keep the promises, each on miniredis and on
-// a real Redis? Participants act here by the scripts alone, without a client's
-// timers, and a lease ends when the test says so.
+// The scripts alone, on miniredis and on a real Redis: no client with timers takes part, and a lease ends when the test
+// ends it.
 
 import (
 	"context"
@@ -20,7 +19,7 @@ import (
 	"github.com/redismutex/redismutex/internal/script"
 )
 
-// A server is a server, and a lock on it that participants act on.
+// A server is a Redis with one lock, which participants act on.
 type server struct {
 	*testing.T
 	rc   *redis.Client
@@ -48,12 +47,12 @@ func onBothServers(t *testing.T, f func(s *server)) {
 	t.Run("redis", func(t *testing.T) { open(t, redistest.Start(t).Client(t)) })
 }
 
-// A party is one participant.
+// A participant is one id on a server.
 type participant struct {
 	*server
 	script.Participant
 	id        string
-	first     bool // it goes before all waiters of the other kind
+	first     bool // it ranks before all waiters of the other kind
 	tombstone bool // its release leaves a tombstone
 }
 
@@ -80,12 +79,12 @@ func (p *participant) must(r script.Reply, err error) script.Reply {
 	return r
 }
 
-// calls sends a command of p.
+// calls sends a command, and repeats it while the reply says "more".
 func (p *participant) calls(c script.Command) (script.Reply, error) {
 	return p.ep.Run(context.Background(), MaxTTL, c)
 }
 
-// once sends a command and does not repeat it where the reply says "more".
+// once sends a command once, even if the reply says "more".
 func (s *server) once(c script.Command) (script.Reply, error) {
 	ctx := context.Background()
 	sent := c.Redis(ctx)
@@ -96,7 +95,7 @@ func (s *server) once(c script.Command) (script.Reply, error) {
 	return c.Script.Parse(sent)
 }
 
-// asReader is p as a writer that renews as a reader.
+// asReader returns the writer p as one that renews as a reader, which downgrades it.
 func (p *participant) asReader() script.Participant {
 	reader := p.Participant
 	reader.Write = false
@@ -122,7 +121,7 @@ func (p *participant) release() script.Reply {
 	return p.must(p.calls(p.Release(p.tombstone)))
 }
 
-// die ends the lease of p, as time would.
+// expire ends the lease of p, as time would.
 func (p *participant) expire() {
 	ctx := context.Background()
 	if p.rc.Type(ctx, p.server.keys.Name()).Val() == "string" && p.rc.Get(ctx, p.server.keys.Name()).Val() == p.id {
@@ -134,6 +133,7 @@ func (p *participant) expire() {
 	}
 }
 
+// is checks the status of a reply.
 func (s *server) is(r script.Reply, want script.Status) {
 	s.Helper()
 	if r.Status != want {
@@ -141,7 +141,7 @@ func (s *server) is(r script.Reply, want script.Status) {
 	}
 }
 
-// holders is who holds, as Redis has it.
+// holders returns the ids that hold the lock in Redis.
 func (s *server) holders() []string {
 	ctx := context.Background()
 	switch s.rc.Type(ctx, s.keys.Name()).Val() {
@@ -155,6 +155,7 @@ func (s *server) holders() []string {
 	return nil
 }
 
+// held checks who holds the lock, and that every key has a TTL.
 func (s *server) held(by ...*participant) {
 	s.Helper()
 	var want []string
@@ -168,7 +169,7 @@ func (s *server) held(by ...*participant) {
 	ctx := context.Background()
 	for _, key := range s.rc.Keys(ctx, "*").Val() {
 		if ttl := s.rc.PTTL(ctx, key).Val(); ttl <= 0 {
-			s.Fatalf("%s lives for %v", key, ttl) // promise 8
+			s.Fatalf("%s has the TTL %v, want a positive one", key, ttl) // promise 8
 		}
 	}
 }
@@ -188,8 +189,7 @@ func TestOneWriterOrManyReaders(t *testing.T) {
 	})
 }
 
-// Promise 5: whoever leaves hands on, in the same script, to one writer or to
-// the whole run of readers in front.
+// Promise 5: a release hands the lock on in the same script, to one writer or to the whole run of readers in front.
 func TestReleaseHandsOnToTheNextInOrder(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		w, r1, r2, w2, r3 := s.writer(), s.reader(), s.reader(), s.writer(), s.reader()
@@ -208,23 +208,22 @@ func TestReleaseHandsOnToTheNextInOrder(t *testing.T) {
 	})
 }
 
-// Promise 5: nor does it hand on to the dead.
+// Promise 5: a waiter whose lease has ended is not granted the lock.
 func TestReleasePassesOverExpiredWaiters(t *testing.T) {
 	onBothServers(t, func(s *server) {
-		w, dead, dead2, next := s.writer(), s.writer(), s.reader(), s.writer()
+		w, expired, expired2, next := s.writer(), s.writer(), s.reader(), s.writer()
 		s.is(w.acquire(), script.Granted)
-		for _, p := range []*participant{dead, dead2, next} {
+		for _, p := range []*participant{expired, expired2, next} {
 			s.is(p.acquire(), script.Waiting)
 		}
-		dead.expire()
-		dead2.expire()
+		expired.expire()
+		expired2.expire()
 		s.is(w.release(), script.Released)
 		s.held(next)
 	})
 }
 
-// Promises 5 and 6: readers do not pass a writer that waits, and when it gives
-// up they go in at once.
+// Promises 5 and 6: readers do not overtake a waiting writer. When it gives up they are granted at once.
 func TestReadersBehindAWriterThatGivesUpAreGranted(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		r, w, r2 := s.reader(), s.writer(), s.reader()
@@ -236,7 +235,7 @@ func TestReadersBehindAWriterThatGivesUpAreGranted(t *testing.T) {
 	})
 }
 
-// Promise 6.
+// Promise 6: no reader overtakes a waiting writer, nor does a try.
 func TestWriterNotStarvedByReaders(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		first, w := s.reader(), s.writer()
@@ -251,8 +250,7 @@ func TestWriterNotStarvedByReaders(t *testing.T) {
 	})
 }
 
-// Promise 6: WithLockIntent and WithReaderPriority, one algorithm with three
-// ranks.
+// Promise 6: first come, WithLockIntent and WithReaderPriority.
 func TestOrderOfChoice(t *testing.T) {
 	for _, c := range []struct {
 		order order
@@ -285,13 +283,13 @@ func TestOrderOfChoice(t *testing.T) {
 				}
 			}
 			if got := strings.Join(got, " "); got != c.want {
-				s.Errorf("order %d: %q, want %q", c.order, got, c.want)
+				s.Errorf("order %d: granted in the order %q, want %q", c.order, got, c.want)
 			}
 		})
 	}
 }
 
-// Promise 6, and the rule: ties, and a clock that steps back, never reorder.
+// Promise 6: neither a tie nor a clock that steps back reorders the queue.
 func TestClockThatStepsBackDoesNotReorder(t *testing.T) {
 	for _, order := range []order{firstCome, writersFirst} {
 		onBothServers(t, func(s *server) {
@@ -299,21 +297,20 @@ func TestClockThatStepsBackDoesNotReorder(t *testing.T) {
 			s.is(s.writer().acquire(), script.Granted)
 			early := s.participant(true, time.Minute, order)
 			s.is(early.acquire(), script.Waiting)
-			// As if it had come an hour later, by a clock that was then set back.
+			// As if it had joined an hour later, by a clock that was then set back.
 			if err := s.rc.ZIncrBy(ctx, s.keys.Intents(), 3.6e9, "w"+early.id).Err(); err != nil {
 				s.Fatal(err)
 			}
 			late := s.participant(true, time.Minute, order)
 			s.is(late.acquire(), script.Waiting)
 			if order := s.rc.ZRange(ctx, s.keys.Intents(), 0, -1).Val(); order[1] != "w"+late.id {
-				s.Errorf("order %q", order)
+				s.Errorf("queue %q, want %q second", order, "w"+late.id)
 			}
 		})
 	}
 }
 
-// Promise 3, and the rule of settle: never touch a string. Whatever the leases
-// say of it, a writer's lease is the key's own TTL.
+// Promise 3: a writer's lease is the TTL of the holder key, so an entry of it in the leases does not end it.
 func TestDropNeverTouchesAWriter(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		w, r := s.writer(), s.reader()
@@ -326,8 +323,7 @@ func TestDropNeverTouchesAWriter(t *testing.T) {
 	})
 }
 
-// Promise 3, and the rule: a waiter that becomes the writer loses its entry in
-// the leases, or one day it ends a writer that lives.
+// Promise 3: a waiter that becomes the writer loses its entry in the leases. Left there, it would end too early later.
 func TestWriterHasNoEntryInTheLeases(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		w, w2, r := s.writer(), s.writer(), s.reader()
@@ -337,13 +333,12 @@ func TestWriterHasNoEntryInTheLeases(t *testing.T) {
 		s.is(w.release(), script.Released)
 		s.held(w2)
 		if leases := s.rc.ZRange(context.Background(), s.keys.Leases(), 0, -1).Val(); !slices.Equal(leases, []string{r.id}) {
-			s.Errorf("leases %q, want those of the waiter alone", leases)
+			s.Errorf("leases of %q, want only that of the waiter", leases)
 		}
 	})
 }
 
-// Promise 5, and the rule of enter: what a dead holder frees goes to who waits,
-// not to who tries.
+// Promise 5: the lock of an expired holder goes to the waiter, not to the try that finds it.
 func TestTryHandsOnTheLockOfAnExpiredHolder(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		w, w2 := s.writer(), s.writer()
@@ -355,8 +350,7 @@ func TestTryHandsOnTheLockOfAnExpiredHolder(t *testing.T) {
 	})
 }
 
-// Promise 5, and the rule of enter: a try that fails leaves no trace, so that
-// nobody waits behind it.
+// Promise 5: a try that is refused leaves no trace, so nobody waits behind it.
 func TestFailedTryLeavesNoTrace(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		ctx := context.Background()
@@ -368,32 +362,30 @@ func TestFailedTryLeavesNoTrace(t *testing.T) {
 			s.Errorf("before %s, after %s", before, after)
 		}
 		if s.rc.Exists(ctx, s.keys.Intents()).Val() != 0 {
-			s.Error("a try stands in the queue")
+			s.Error("a try is in the queue")
 		}
 		s.is(s.reader().try(), script.Granted)
 	})
 }
 
-// Promise 5, and the rule of enter: whoever fits and has nobody before it is
-// granted in the very script, a writer before the waiting readers included.
+// Promise 5: an acquire that fits the holders, with no living waiter of a lower rank, is granted by its own script.
 func TestAcquireIsGrantedWhatIsFree(t *testing.T) {
 	onBothServers(t, func(s *server) {
-		r, dead, late := s.reader(), s.writer(), s.reader()
+		r, expired, late := s.reader(), s.writer(), s.reader()
 		s.is(r.acquire(), script.Granted)
-		s.is(dead.acquire(), script.Waiting)
-		dead.expire()
-		s.is(late.acquire(), script.Granted) // the writer before it is dead
+		s.is(expired.acquire(), script.Waiting)
+		expired.expire()
+		s.is(late.acquire(), script.Granted) // the lease of the writer before it has ended
 		s.held(r, late)
 
 		first := s.participant(false, time.Minute, readersFirst)
 		s.is(s.writer().acquire(), script.Waiting)
-		s.is(first.acquire(), script.Granted) // it ranks before the writer that waits
+		s.is(first.acquire(), script.Granted) // it ranks before the waiting writer
 		s.held(r, late, first)
 	})
 }
 
-// Promise 5, and the rule of keep: it settles whatever the answer. Here the
-// caller itself is script.Gone, and it stood in the way.
+// Promise 5: a renewal hands on whatever its own status is. Here the caller's lease has ended, and it blocked the writer.
 func TestRenewalOfAnExpiredReaderGrantsTheWriter(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		r, w := s.reader(), s.writer()
@@ -405,8 +397,7 @@ func TestRenewalOfAnExpiredReaderGrantsTheWriter(t *testing.T) {
 	})
 }
 
-// Promise 5, and the rule of keep: it settles first and answers then, so a
-// waiter whose turn has come learns it from its own keep.
+// Promise 5: a renewal hands on before it replies, so a waiter may learn of its grant from its own renewal.
 func TestRenewalOfTheNextInLineIsItsGrant(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		w, w2 := s.writer(), s.writer()
@@ -419,13 +410,14 @@ func TestRenewalOfTheNextInLineIsItsGrant(t *testing.T) {
 	})
 }
 
+// value checks the status of a reply and returns its value.
 func (s *server) value(r script.Reply, want script.Status) int64 {
 	s.Helper()
 	s.is(r, want)
 	return r.Value
 }
 
-// Promise 3: a keep never enters anyone again.
+// Promise 3: a renewal acquires for nobody.
 func TestRenewalNeverAcquires(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		w, r := s.writer(), s.reader()
@@ -435,13 +427,13 @@ func TestRenewalNeverAcquires(t *testing.T) {
 		s.is(w.release(), script.Released)
 		s.is(w.renew(), script.Gone)
 		if short := w.renewAlone(); short.Status != script.Gone {
-			s.Errorf("status %d", short.Status)
+			s.Errorf("renewed with the holder key alone: status %d, want %d", short.Status, script.Gone)
 		}
 		s.held()
 	})
 }
 
-// Promise 3: a 20 s reader is not cut short by a 2 s reader.
+// Promise 3: a reader with a TTL of 2 s does not shorten the lease of one with 20 s.
 func TestShortLeaseDoesNotShortenALongOne(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		ctx := context.Background()
@@ -450,7 +442,7 @@ func TestShortLeaseDoesNotShortenALongOne(t *testing.T) {
 		s.is(short.acquire(), script.Granted)
 		s.is(short.renew(), script.Granted)
 		if ttl := s.rc.PTTL(ctx, s.keys.Name()).Val(); ttl < 15*time.Second {
-			s.Errorf("the holders' key lives %v", ttl)
+			s.Errorf("the holder key has the TTL %v, want 15s at least", ttl)
 		}
 		short.expire()
 		s.is(s.writer().try(), script.Busy)
@@ -458,20 +450,19 @@ func TestShortLeaseDoesNotShortenALongOne(t *testing.T) {
 	})
 }
 
-// Promises 3 and 8: a crashed reader leaves alone while others renew.
+// Promises 3 and 8: the lease of a crashed reader ends although other readers renew theirs.
 func TestExpiredReaderIsDroppedWhileOthersRenew(t *testing.T) {
 	onBothServers(t, func(s *server) {
-		dead, alive := s.reader(), s.reader()
-		s.is(dead.acquire(), script.Granted)
+		crashed, alive := s.reader(), s.reader()
+		s.is(crashed.acquire(), script.Granted)
 		s.is(alive.acquire(), script.Granted)
-		dead.expire()
+		crashed.expire()
 		s.is(alive.renew(), script.Granted)
 		s.held(alive)
 	})
 }
 
-// Promise 3: neither a try, nor another writer, nor their leaves clear the
-// intent of a writer that waits.
+// Promise 3: neither a try nor another writer nor their releases remove the intent of a waiting writer.
 func TestNobodyClearsAnothersIntent(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		r, w, other := s.reader(), s.writer(), s.writer()
@@ -504,7 +495,7 @@ func TestScriptsAreIdempotentPerID(t *testing.T) {
 			s.Errorf("token %d, then %d", token, again)
 		}
 		if n := s.rc.ZCard(context.Background(), s.keys.Intents()).Val(); n != 2 {
-			s.Errorf("%d intents", n)
+			s.Errorf("%d intents, want 2", n)
 		}
 		s.is(w.release(), script.Released)
 		s.is(w.release(), script.Gone)
@@ -515,8 +506,7 @@ func TestScriptsAreIdempotentPerID(t *testing.T) {
 	})
 }
 
-// Promise 4, and the rule of leave: an enter that lands after its own leave is
-// refused, by whichever way it comes in.
+// Promise 4: an acquire that arrives after its own release with a tombstone is refused, on every path of the script.
 func TestTombstoneRefusesALateAcquire(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		for _, p := range []*participant{s.writer(), s.reader()} {
@@ -538,12 +528,12 @@ func TestTombstoneRefusesALateAcquire(t *testing.T) {
 		s.is(w.release(), script.Released)
 		s.is(w.acquire(), script.Tombstoned)
 		if ttl := s.rc.PTTL(context.Background(), s.keys.Leases()).Val(); ttl <= time.Minute || ttl > 2*time.Minute {
-			s.Errorf("the tombstone stays %v, want two TTLs of a minute", ttl)
+			s.Errorf("the tombstone stays for %v, want two TTLs of a minute", ttl)
 		}
 	})
 }
 
-// Promise 7: one message per mailbox, and it names all that have been granted.
+// Promise 7: a mailbox gets one message, which names all that have been granted.
 func TestGrantsToOneMailboxTravelTogether(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		ctx := context.Background()
@@ -563,7 +553,7 @@ func TestGrantsToOneMailboxTravelTogether(t *testing.T) {
 		s.is(last.acquire(), script.Waiting)
 		s.is(w.release(), script.Released)
 		if got := s.message(sub); got != "0 2 3 4" {
-			s.Errorf("message %q", got)
+			s.Errorf("message %q, want the three readers in one", got)
 		}
 		last.expire()
 		s.is(readers[0].release(), script.Released)
@@ -571,16 +561,15 @@ func TestGrantsToOneMailboxTravelTogether(t *testing.T) {
 		s.is(late.acquire(), script.Waiting)
 		s.is(readers[1].release(), script.Released)
 		readers[2].expire()
-		s.is(s.reader().try(), script.Busy) // which hands on
+		s.is(s.reader().try(), script.Busy) // it hands on
 		token := s.rc.Get(ctx, s.keys.Token()).Val()
 		if got := s.message(sub); got != token+" 6" {
-			s.Errorf("message %q, token %s", got, token)
+			s.Errorf("message %q, want token %s and the late writer", got, token)
 		}
 	})
 }
 
-// Promise 7: what the leave of one frees for another of the same mailbox is no
-// message at all, but part of the reply.
+// Promise 7: a grant to the mailbox of the caller of a release is part of the reply, and no message.
 func TestGrantsToTheCallersMailboxTravelInTheReply(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		ctx := context.Background()
@@ -592,16 +581,17 @@ func TestGrantsToTheCallersMailboxTravelInTheReply(t *testing.T) {
 		reply := w.release()
 		s.is(reply, script.Released)
 		if reply.Grants != "0 2 3" {
-			s.Errorf("grants %q", reply.Grants)
+			s.Errorf("grants %q, want both readers", reply.Grants)
 		}
 		s.is(r.release(), script.Released)
 		reply = r2.release()
 		if token := s.rc.Get(ctx, s.keys.Token()).Val(); reply.Grants != token+" 4" {
-			s.Errorf("grants %q, token %s", reply.Grants, token)
+			s.Errorf("grants %q, want token %s and the writer", reply.Grants, token)
 		}
 	})
 }
 
+// message returns the next message.
 func (s *server) message(sub *redis.PubSub) string {
 	s.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
@@ -613,8 +603,7 @@ func (s *server) message(sub *redis.PubSub) string {
 	return m.Payload
 }
 
-// Promise 8: no key is without a TTL, and none outlives the longest lease but
-// the token. Also where that shrinks: the TTL is the longest lease's, exactly.
+// Promise 8: every key but the token has exactly the TTL of the longest lease, also when that becomes shorter.
 func TestKeysLiveAsLongAsTheLongestLease(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		ctx := context.Background()
@@ -624,7 +613,7 @@ func TestKeysLiveAsLongAsTheLongestLease(t *testing.T) {
 			s.Helper()
 			for _, key := range keys {
 				if ttl := s.rc.PTTL(ctx, key).Val(); ttl <= longest-10*time.Second || ttl > longest {
-					s.Errorf("%s lives %v, want %v", key, ttl, longest)
+					s.Errorf("%s has the TTL %v, want %v", key, ttl, longest)
 				}
 			}
 		}
@@ -638,11 +627,11 @@ func TestKeysLiveAsLongAsTheLongestLease(t *testing.T) {
 		check(time.Minute, s.keys.Name(), s.keys.Leases())
 		s.is(w.participant(true, time.Hour, firstCome).acquire(), script.Waiting)
 		s.is(s.participant(true, time.Minute, firstCome).acquire(), script.Waiting)
-		s.is(short.release(), script.Released) // the writer with the long lease is in
+		s.is(short.release(), script.Released) // the writer with the long lease holds
 		check(time.Hour, s.keys.Name())
 		check(time.Minute, s.keys.Intents(), s.keys.Leases())
 
-		// The same from writer to writer, which is quicker.
+		// The same from writer to writer, on the fast path.
 		s.rc.Del(ctx, s.keys.Name(), s.keys.Intents(), s.keys.Leases())
 		w, long = s.participant(true, time.Minute, firstCome), s.participant(true, time.Hour, firstCome)
 		s.is(w.acquire(), script.Granted)
@@ -667,7 +656,7 @@ func TestKeysLiveAsLongAsTheLongestLease(t *testing.T) {
 	})
 }
 
-// Promise 9.
+// Promise 9: also when the counter expires.
 func TestTokensRise(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		ctx := context.Background()
@@ -703,7 +692,7 @@ func TestTokensRise(t *testing.T) {
 		next, last := s.writer(), s.writer()
 		rises(s.value(next.acquire(), script.Granted))
 		s.is(last.acquire(), script.Waiting)
-		s.rc.Del(ctx, s.keys.Token()) // and one that expires while somebody waits
+		s.rc.Del(ctx, s.keys.Token()) // and one that expires while a writer waits
 		var told, n int64
 		if _, err := fmt.Sscan(next.release().Grants, &told, &n); err != nil {
 			s.Error(err)
@@ -714,12 +703,12 @@ func TestTokensRise(t *testing.T) {
 		}
 		s.held(last)
 		if before < 1e15 {
-			s.Errorf("token %d does not begin at the server's clock", before)
+			s.Errorf("token %d, want one from the server's clock", before)
 		}
 	})
 }
 
-// Promise 10: what is no lock is said so, and left alone.
+// Promise 10: foreign data under a key of the lock is reported as ErrNotLock and left as it is.
 func TestForeignDataIsRefusedAndLeftAlone(t *testing.T) {
 	ctx := context.Background()
 	onBothServers(t, func(s *server) {
@@ -767,7 +756,7 @@ func TestForeignDataIsRefusedAndLeftAlone(t *testing.T) {
 	})
 }
 
-// Promise 10: also where it comes to stand there while somebody waits.
+// Promise 10: waiters are refused once the holder key is overwritten by foreign data.
 func TestForeignDataEndsAWait(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		holder, w, w2 := s.writer(), s.writer(), s.writer()
@@ -781,7 +770,7 @@ func TestForeignDataEndsAWait(t *testing.T) {
 	})
 }
 
-// Nor does anyone join a set that has come to stand there.
+// Promise 10: nobody is added to a foreign set, and a release still removes its own entries from the other keys.
 func TestForeignSetIsNotJoined(t *testing.T) {
 	ctx := context.Background()
 	onBothServers(t, func(s *server) {
@@ -798,22 +787,22 @@ func TestForeignSetIsNotJoined(t *testing.T) {
 		s.is(w.release(), script.Foreign)
 		s.is(r.release(), script.Foreign)
 		if n := s.rc.Exists(ctx, s.keys.Intents(), s.keys.Leases()).Val(); n != 0 {
-			s.Errorf("who has left stands in %d keys", n)
+			s.Errorf("%d keys are left after all have been released, want none", n)
 		}
 		members, ttl := s.rc.SCard(ctx, s.keys.Name()).Val(), s.rc.PTTL(ctx, s.keys.Name()).Val()
 		if members != 2 || ttl != -1 {
-			s.Errorf("%d members, of 2, live for %v", members, ttl)
+			s.Errorf("the foreign set has %d members and the TTL %v, want 2 and none", members, ttl)
 		}
 	})
 }
 
-// Nor where nobody waits, but a lease of ours is left.
+// Promise 10: the same if nobody waits but a lease of the lock is left.
 func TestForeignSetIsNotJoinedBesideATombstone(t *testing.T) {
 	ctx := context.Background()
 	onBothServers(t, func(s *server) {
-		gave := s.reader()
-		gave.tombstone = true
-		s.is(gave.release(), script.Gone)
+		gaveUp := s.reader()
+		gaveUp.tombstone = true
+		s.is(gaveUp.release(), script.Gone)
 		s.rc.SAdd(ctx, s.keys.Name(), "data")
 		before := s.dump()
 		s.is(s.reader().acquire(), script.Foreign)
@@ -824,7 +813,7 @@ func TestForeignSetIsNotJoinedBesideATombstone(t *testing.T) {
 	})
 }
 
-// Nor does anyone join a queue that is none, whoever holds.
+// Promise 10: nobody joins a foreign sorted set in place of the queue, whoever holds.
 func TestForeignQueueIsNotJoined(t *testing.T) {
 	ctx := context.Background()
 	onBothServers(t, func(s *server) {
@@ -842,7 +831,7 @@ func TestForeignQueueIsNotJoined(t *testing.T) {
 	})
 }
 
-// dump is all the data there is, but not how long it lives.
+// dump returns all data on the server, without the TTLs.
 func (s *server) dump() string {
 	ctx := context.Background()
 	var lines []string
@@ -868,8 +857,8 @@ func (s *server) dump() string {
 	return strings.Join(lines, "; ")
 }
 
-// No script moves more than a batch at a time, and the caller is told to go on:
-// the run of readers goes in nevertheless, and so goes a crowd of the dead.
+// A script moves at most a batch of participants and replies "more". A long run of readers is granted all the same, and
+// many expired readers are all dropped.
 func TestBatchesAreMovedToTheEnd(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		w := s.writer()
@@ -891,13 +880,13 @@ func TestBatchesAreMovedToTheEnd(t *testing.T) {
 	})
 }
 
-// Promise 5: where the one who moved a batch does not go on, whoever comes next does.
+// Promise 5: if the caller that moved a batch does not go on, the next script does.
 func TestNextScriptMovesTheRest(t *testing.T) {
-	for name, comes := range map[string]func(s *server, holder, waiter *participant) script.Command{
-		"enter":            func(s *server, _, _ *participant) script.Command { return s.reader().Acquire(false, false) },
-		"leave":            func(_ *server, holder, _ *participant) script.Command { return holder.Release(false) },
-		"keep":             func(_ *server, holder, _ *participant) script.Command { return holder.Renew(0) },
-		"keep of a waiter": func(_ *server, _, waiter *participant) script.Command { return waiter.Renew(0) },
+	for name, next := range map[string]func(s *server, holder, waiter *participant) script.Command{
+		"acquire":             func(s *server, _, _ *participant) script.Command { return s.reader().Acquire(false, false) },
+		"release":             func(_ *server, holder, _ *participant) script.Command { return holder.Release(false) },
+		"renewal":             func(_ *server, holder, _ *participant) script.Command { return holder.Renew(0) },
+		"renewal of a waiter": func(_ *server, _, waiter *participant) script.Command { return waiter.Renew(0) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx := context.Background()
@@ -919,16 +908,16 @@ func TestNextScriptMovesTheRest(t *testing.T) {
 				once(w.Release(false))
 				waited := s.rc.ZCard(ctx, s.keys.Intents()).Val()
 				s.rc.ZIncrBy(ctx, s.keys.Leases(), -1000, last.id) // it has waited for a second
-				once(comes(s, first, last))
+				once(next(s, first, last))
 				if waits := s.rc.ZCard(ctx, s.keys.Intents()).Val(); waits > waited-200 {
-					s.Errorf("%d wait, of %d", waits, waited)
+					s.Errorf("%d of %d still wait, want 200 fewer at least", waits, waited)
 				}
 			})
 		})
 	}
 }
 
-// Promise 3: whose lease is gone is given no other by a keep.
+// Promise 3: a renewal makes no lease for a waiter that has none.
 func TestRenewalMakesNoLease(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		holder, waiter := s.writer(), s.writer()
@@ -940,34 +929,33 @@ func TestRenewalMakesNoLease(t *testing.T) {
 	})
 }
 
-// Promises 5 and 8: the head that a leave has taken out of the queue is put back where there
-// is too much to settle first, and the queue does not outlive its leases.
+// Promises 5 and 8: the head of the queue keeps its place when a release has too many expired leases to drop before it
+// can grant, and the queue does not outlive its leases.
 func TestHeadIsPutBackWhenManyLeasesHaveEnded(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		ctx := context.Background()
 		holder, head := s.writer(), s.reader()
 		s.is(holder.acquire(), script.Granted)
 		s.is(head.acquire(), script.Waiting)
-		for range 250 { // as many as one script lets go
-			dead := s.writer()
-			s.is(dead.acquire(), script.Waiting)
-			dead.expire()
+		for range 250 { // as many as one script drops
+			expired := s.writer()
+			s.is(expired.acquire(), script.Waiting)
+			expired.expire()
 		}
 		if r := head.must(s.once(holder.Release(false))); r.Status != script.Released || !r.More {
-			t.Errorf("%+v", r)
+			t.Errorf("%+v, want released and more", r)
 		}
 		s.queued(head)
 		if ttl := s.rc.PTTL(ctx, s.keys.Intents()).Val(); ttl <= 0 {
-			t.Errorf("the queue lives for %v", ttl)
+			t.Errorf("the queue has the TTL %v, want a positive one", ttl)
 		}
 		s.is(holder.release(), script.Gone)
 		s.held(head)
 	})
 }
 
-// Promises 5 and 8: the last reader hands on to a writer, leaves no lease behind, and
-// the keys live no longer than the leases that are left. One whose lease has ended is
-// told so.
+// Promises 5 and 8: the last reader hands on to a writer and leaves no lease, and the keys live no longer than the
+// remaining leases. The release of a reader whose lease has ended replies "gone".
 func TestLastReaderHandsOnToAWriter(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		ctx := context.Background()
@@ -983,28 +971,27 @@ func TestLastReaderHandsOnToAWriter(t *testing.T) {
 			s.held(next)
 			s.queued(last)
 			if ids := s.rc.ZRange(ctx, s.keys.Leases(), 0, -1).Val(); !slices.Equal(ids, []string{last.id}) {
-				t.Errorf("leases of %q", ids)
+				t.Errorf("leases of %q, want only that of the last waiter", ids)
 			}
 			for _, key := range []string{s.keys.Intents(), s.keys.Leases()} {
 				if ttl := s.rc.PTTL(ctx, key).Val(); ttl <= 0 || ttl > 2*time.Minute {
-					t.Errorf("%s lives for %v", key, ttl)
+					t.Errorf("%s has the TTL %v, want at most 2m", key, ttl)
 				}
 			}
 			s.is(next.release(), script.Released)
 			s.is(last.release(), script.Released)
 		}
-		dead, next := s.reader(), s.writer()
-		s.is(dead.acquire(), script.Granted)
+		expired, next := s.reader(), s.writer()
+		s.is(expired.acquire(), script.Granted)
 		s.is(next.acquire(), script.Waiting)
 		s.is(s.participant(true, 2*time.Minute, firstCome).acquire(), script.Waiting)
-		dead.expire()
-		s.is(dead.release(), script.Gone)
+		expired.expire()
+		s.is(expired.release(), script.Gone)
 		s.held(next)
 	})
 }
 
-// A tombstone is there for two TTLs: meanwhile those whom it does not concern are
-// served by the fast path, which does not ask what the holder key is.
+// While a tombstone is there, which is for two TTLs, all other ids still take the fast path: it runs no TYPE.
 func TestTombstonesSlowNobodyDown(t *testing.T) {
 	rc := redistest.Start(t).Client(t)
 	keys, err := script.NewKeys("lock")
@@ -1012,11 +999,11 @@ func TestTombstonesSlowNobodyDown(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := &server{T: t, rc: rc, ep: node.Of(rc), keys: keys}
-	first, dead := s.writer(), s.writer()
+	first, gaveUp := s.writer(), s.writer()
 	s.is(first.acquire(), script.Granted) // the counter is made
 	s.is(first.release(), script.Released)
-	dead.tombstone = true
-	s.is(dead.release(), script.Gone)
+	gaveUp.tombstone = true
+	s.is(gaveUp.release(), script.Gone)
 	if err := rc.ConfigResetStat(t.Context()).Err(); err != nil {
 		t.Fatal(err)
 	}
@@ -1024,13 +1011,13 @@ func TestTombstonesSlowNobodyDown(t *testing.T) {
 	s.is(w.acquire(), script.Granted)
 	s.is(w.release(), script.Released)
 	if stats := rc.Info(t.Context(), "commandstats").Val(); strings.Contains(stats, "cmdstat_type:") {
-		t.Error(stats)
+		t.Errorf("the slow path was taken: %s", stats)
 	}
-	s.is(dead.acquire(), script.Tombstoned)
+	s.is(gaveUp.acquire(), script.Tombstoned)
 	s.held()
 }
 
-// Promises 1, 5 and 6.
+// Promises 1, 5 and 6: a downgrade grants to the readers in front, and to no writer.
 func TestWriterBecomesReaderWithoutAnotherWriterInBetween(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		w, r, r2, w2, r3 := s.writer(), s.reader(), s.reader(), s.writer(), s.reader()
@@ -1039,10 +1026,10 @@ func TestWriterBecomesReaderWithoutAnotherWriterInBetween(t *testing.T) {
 			s.is(p.acquire(), script.Waiting)
 		}
 		s.is(w.downgrade(), script.Granted)
-		s.held(w, r, r2) // the readers in front, and no one behind the writer
+		s.held(w, r, r2) // the readers in front, and nobody behind the writer
 		s.is(w.downgrade(), script.Granted)
 		s.held(w, r, r2)
-		s.is(w.renew(), script.Granted) // one that crosses it, as a writer
+		s.is(w.renew(), script.Granted) // as a writer: a renewal that crosses the downgrade
 		s.is(w.renewAlone(), script.Gone)
 		s.held(w, r, r2)
 		s.is(r.release(), script.Released)
@@ -1052,30 +1039,29 @@ func TestWriterBecomesReaderWithoutAnotherWriterInBetween(t *testing.T) {
 		if next := w2.renew().Value; next <= token {
 			s.Fatalf("token %d after %d", next, token) // promise 9
 		}
-		s.is(w.downgrade(), script.Gone) // one that comes too late
+		s.is(w.downgrade(), script.Gone) // after the release
 		s.held(w2)
 		s.is(w2.release(), script.Released)
 		s.held(r3)
 	})
 }
 
-// Promise 5: a writer that has died between readers who wait holds nobody up once
-// the first of them is let in.
+// Promise 5: an expired writer between waiting readers does not hold up the second one when the first is granted.
 func TestRunOfReadersPassesExpiredWriters(t *testing.T) {
 	onBothServers(t, func(s *server) {
-		w, r, dead, r2 := s.writer(), s.reader(), s.writer(), s.reader()
+		w, r, expired, r2 := s.writer(), s.reader(), s.writer(), s.reader()
 		s.is(w.acquire(), script.Granted)
-		for _, p := range []*participant{r, dead, r2} {
+		for _, p := range []*participant{r, expired, r2} {
 			s.is(p.acquire(), script.Waiting)
 		}
-		dead.expire()
+		expired.expire()
 		s.is(w.release(), script.Released)
 		s.held(r, r2)
 	})
 }
 
-// Promise 8: a tombstone alone does not outlive itself, when the waiter with the
-// longest lease has gone from the leases by becoming the writer.
+// Promise 8: when the waiter with the longest lease becomes the writer, the lease key lives no longer than the tombstone
+// that is left in it.
 func TestLeasesLiveNoLongerThanTheLongest(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		w, gone, next := s.writer(), s.participant(true, 3*time.Second, firstCome), s.participant(true, time.Hour, firstCome)
@@ -1087,12 +1073,12 @@ func TestLeasesLiveNoLongerThanTheLongest(t *testing.T) {
 		s.is(w.release(), script.Released)
 		s.held(next)
 		if ttl := s.rc.PTTL(context.Background(), s.keys.Leases()).Val(); ttl > 6*time.Second {
-			s.Errorf("the leases live for %v, a tombstone for 6s", ttl)
+			s.Errorf("the lease key has the TTL %v, want at most the 6s of the tombstone", ttl)
 		}
 	})
 }
 
-// Promise 3: its lease is its own from then on, and ends like a reader's.
+// Promise 3: a downgraded writer has a lease of its own, which ends like that of a reader.
 func TestLeaseOfADowngradedWriterEnds(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		w, w2 := s.writer(), s.writer()
@@ -1106,8 +1092,7 @@ func TestLeaseOfADowngradedWriterEnds(t *testing.T) {
 	})
 }
 
-// Only who holds to write is made a reader: neither a waiter nor one that has
-// left.
+// A downgrade affects only the writer that holds, not a waiter, and not one that has never acquired.
 func TestDowngradeAcquiresForNobody(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		w, w2, w3 := s.writer(), s.writer(), s.writer()
@@ -1122,8 +1107,7 @@ func TestDowngradeAcquiresForNobody(t *testing.T) {
 	})
 }
 
-// Promise 10: somebody's data where the lease would go stays, and so does the
-// writer.
+// Promise 10: a downgrade leaves foreign data under the lease or the intent key as it is, and the writer holds on.
 func TestDowngradeLeavesForeignDataAlone(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		ctx := context.Background()
@@ -1132,10 +1116,10 @@ func TestDowngradeLeavesForeignDataAlone(t *testing.T) {
 			s.is(w.acquire(), script.Granted)
 			s.rc.ZAdd(ctx, key, redis.Z{Score: 1, Member: "mine"})
 			if r := w.downgrade(); r.Status != script.Foreign || r.Data != "zset:"+key {
-				s.Fatalf("status %d, %q", r.Status, r.Data)
+				s.Fatalf("status %d, %q, want %d, %q", r.Status, r.Data, script.Foreign, "zset:"+key)
 			}
 			if s.rc.ZCard(ctx, key).Val() != 1 || !slices.Equal(s.holders(), []string{w.id}) {
-				s.Fatal("it was touched")
+				s.Fatalf("foreign data at %s or the holder has changed", key)
 			}
 			s.rc.Del(ctx, key)
 			s.is(w.release(), script.Released)
@@ -1143,13 +1127,13 @@ func TestDowngradeLeavesForeignDataAlone(t *testing.T) {
 	})
 }
 
-// Promise 9: a counter that has gone back, as on a replica that had not heard of the
-// last grants when it took over, gives no token a second time.
+// Promise 9: a counter that falls back, as on a replica that takes over without having heard of the last grants, gives no
+// token twice.
 func TestTokensRiseAlthoughTheCounterFallsBack(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		ctx := context.Background()
 		grant := map[string]func() int64{
-			"entered": func() int64 {
+			"acquired": func() int64 {
 				w := s.writer()
 				defer w.release()
 				return w.acquire().Value
