@@ -92,7 +92,7 @@ func TestRenewalsShareRoundTripsNotFates(t *testing.T) {
 			t.Errorf("%d renewals of %d locks in %d round trips, want 3 to 7 of each and at most one round trip for 100",
 				commands, n, trips)
 		}
-		w.m.Del("x:7")
+		w.Redis.Del("x:7")
 		time.Sleep(DefaultTTL)
 		for i, l := range locks {
 			if (l.Err() != nil) != (i == 7) {

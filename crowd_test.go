@@ -5,7 +5,6 @@ package redismutex
 // takes several TTLs.
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -43,8 +42,8 @@ func (ns *nodes) slowNodes() (clients []redis.Scripter) {
 func TestCrowdOnAQuorumFailsNobody(t *testing.T) {
 	for _, keys := range []int{1, 200} {
 		onNodes(t, 3, func(ns *nodes) {
-			var log lockedBuffer
-			m := NewRedlock(ns.slowNodes(), "x", WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+			var log redistest.Log
+			m := NewRedlock(ns.slowNodes(), "x", WithLogger(log.Logger()))
 			var held []*Lock
 			for i := range 50 {
 				l, err := m.LockContext(ns.Context(), WithKey(fmt.Sprint("held", i)))
@@ -76,7 +75,7 @@ func TestCrowdOnAQuorumFailsNobody(t *testing.T) {
 				}
 				ns.unlock(l)
 			}
-			if log.Len() > 0 {
+			if log.Count("") > 0 {
 				t.Errorf("%d keys: logged: %.500s", keys, log.String())
 			}
 		})
@@ -226,7 +225,7 @@ func TestManyWaitersAreServedSoonAfterAnEmptyRestart(t *testing.T) {
 	const many = 300
 	for _, keys := range []int{1, many} {
 		inBubble(t, func(w *world) {
-			var log lockedBuffer
+			var log redistest.Log
 			other := NewMutex(w.client(w.link), "x", WithLogger(slog.New(slog.DiscardHandler)))
 			for i := range keys {
 				if _, err := other.LockContext(w.Context(), WithKey(fmt.Sprint(i))); err != nil {
@@ -235,7 +234,7 @@ func TestManyWaitersAreServedSoonAfterAnEmptyRestart(t *testing.T) {
 			}
 			rc, sent := w.client(w.link), &counter{}
 			rc.AddHook(sent)
-			m := NewMutex(rc, "x", WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+			m := NewMutex(rc, "x", WithLogger(log.Logger()))
 			var all sync.WaitGroup
 			for i := range many {
 				all.Go(func() {
@@ -251,7 +250,7 @@ func TestManyWaitersAreServedSoonAfterAnEmptyRestart(t *testing.T) {
 			w.link.Refuse(true)
 			w.link.Cut()
 			time.Sleep(6 * time.Second)
-			w.m.FlushAll()
+			w.Redis.FlushAll()
 			w.link.Refuse(false)
 			sent.reset()
 			back := time.Now()
@@ -264,7 +263,7 @@ func TestManyWaitersAreServedSoonAfterAnEmptyRestart(t *testing.T) {
 			if n, _ := sent.reset(); n > 6*many {
 				t.Errorf("%d keys: %d commands for %d waiters", keys, n, many)
 			}
-			if n := strings.Count(log.String(), "\n"); n > 100 {
+			if n := log.Count(""); n > 100 {
 				t.Errorf("%d keys: %d lines in the log: %.1000s", keys, n, log.String())
 			}
 		})
@@ -343,21 +342,3 @@ func TestWaiterOnAClosedClientGetsAnError(t *testing.T) {
 		})
 	}
 }
-
-// lockedBuffer is what a logger writes to.
-type lockedBuffer struct {
-	mu sync.Mutex
-	bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.Buffer.Write(p)
-}
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.Buffer.String()
-}
-func (b *lockedBuffer) Len() int { return len(b.String()) }

@@ -400,25 +400,25 @@ func TestDowngradeRacesCanceledReaders(t *testing.T) {
 func TestDowngradeReportsForeignData(t *testing.T) {
 	inBubble(t, func(w *world) {
 		l := w.lock(NewMutex(w.client(nil), "x"), true)
-		_, _ = w.m.ZAdd("{x}:lease", 1, "mine")
+		_, _ = w.Redis.ZAdd("{x}:lease", 1, "mine")
 		w.matches(l.Downgrade(w.Context()), ErrNotLock)
 		<-l.Done()
 		if !errors.Is(context.Cause(l), ErrLockLost) {
 			t.Error(context.Cause(l))
 		}
-		if members, _ := w.m.ZMembers("{x}:lease"); len(members) != 1 || members[0] != "mine" {
+		if members, _ := w.Redis.ZMembers("{x}:lease"); len(members) != 1 || members[0] != "mine" {
 			t.Errorf("%q is left", members)
 		}
-		w.m.Del("{x}:lease")
+		w.Redis.Del("{x}:lease")
 
 		l = w.lock(NewMutex(w.client(nil), "x"), true)
-		_, _ = w.m.ZAdd("{x}:lease", 1, "mine")
+		_, _ = w.Redis.ZAdd("{x}:lease", 1, "mine")
 		w.matches(l.Downgrade(w.Context()), ErrNotLock)
 		time.Sleep(DefaultTTL / 2)
-		w.m.Del("{x}:lease")
+		w.Redis.Del("{x}:lease")
 		time.Sleep(DefaultTTL)
-		if l.Err() != nil || w.m.Type("x") != "set" {
-			t.Errorf("%v, %s", context.Cause(l), w.m.Type("x"))
+		if l.Err() != nil || w.Redis.Type("x") != "set" {
+			t.Errorf("%v, %s", context.Cause(l), w.Redis.Type("x"))
 		}
 		w.unlock(l)
 	})

@@ -108,10 +108,11 @@ func TestDocsACLIsEnough(t *testing.T) {
 
 // renewed waits until l has been renewed.
 func renewed(t *testing.T, l *Lock, ttl time.Duration) {
-	for until := l.Until(); !l.Until().After(until.Add(ttl / 4)); time.Sleep(10 * time.Millisecond) {
-		if l.Err() != nil {
-			t.Errorf("%v, and it was never renewed", context.Cause(l))
-			return
-		}
+	until := l.Until()
+	redistest.Eventually(t, "the lock is renewed", func() bool {
+		return l.Err() != nil || l.Until().After(until.Add(ttl/4))
+	})
+	if l.Err() != nil {
+		t.Errorf("the lock was lost before it was renewed: %v", context.Cause(l))
 	}
 }

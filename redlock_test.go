@@ -39,11 +39,7 @@ func onNodes(t *testing.T, n int, f func(*nodes)) {
 		ns := &nodes{world: w}
 		for range n {
 			m, rc := redistest.Mini(w)
-			for _, s := range []*script.Script{script.Lock, script.RLock, script.Refresh, script.Unlock} {
-				if err := rc.ScriptLoad(w.Context(), s.Source()).Err(); err != nil {
-					w.Fatal(err)
-				}
-			}
+			loadScripts(w.World, rc)
 			ns.minis = append(ns.minis, m)
 			ns.links = append(ns.links, faultnet.New(redistest.MiniDial(m)))
 		}
@@ -757,7 +753,7 @@ func TestClocksOfTheNodesMayDiffer(t *testing.T) {
 		done := make(chan struct{})
 		defer close(done)
 		ns.clocks(done, -time.Hour, -time.Second, 0, 30*time.Minute, time.Hour)
-		witness := &witness{T: ns.T}
+		witness := &witness{nodes: ns}
 		random := rand.New(rand.NewPCG(1, 2))
 		var all sync.WaitGroup
 		for range 6 {
@@ -775,6 +771,9 @@ func TestClocksOfTheNodesMayDiffer(t *testing.T) {
 			ns.Error(context.Cause(l))
 		}
 		witness.holds(l)
+		for _, overlap := range witness.Overlaps {
+			ns.Error(overlap)
+		}
 	})
 }
 
@@ -800,42 +799,28 @@ func (ns *nodes) clocks(done <-chan struct{}, ahead ...time.Duration) {
 	}()
 }
 
-// A witness sees holds that overlap, and tokens that do not rise.
+// A witness sees locks that overlap, and tokens that do not rise.
 type witness struct {
-	*testing.T
-	mu               sync.Mutex
-	readers, writers int
-	token            uint64
+	*nodes
+	redistest.Witness
+	mu    sync.Mutex
+	token uint64
 }
 
+// holds holds l for a while and unlocks it.
 func (w *witness) holds(l *Lock) {
 	w.Helper()
-	w.mu.Lock()
 	write := l.Token() != 0
 	if write {
-		w.writers++
+		w.mu.Lock()
 		if l.Token() <= w.token {
-			w.Errorf("token %d after %d", l.Token(), w.token)
+			w.Errorf("token %d after %d, want a higher one", l.Token(), w.token)
 		}
 		w.token = l.Token()
-	} else {
-		w.readers++
+		w.mu.Unlock()
 	}
-	if w.writers > 1 || w.writers == 1 && w.readers > 0 {
-		w.Errorf("%d writers and %d readers", w.writers, w.readers)
-	}
-	w.mu.Unlock()
-	time.Sleep(3 * time.Millisecond)
-	w.mu.Lock()
-	if write {
-		w.writers--
-	} else {
-		w.readers--
-	}
-	w.mu.Unlock()
-	if err := l.UnlockContext(context.Background()); err != nil {
-		w.Error(err)
-	}
+	w.Visit(write, func() { time.Sleep(3 * time.Millisecond) })
+	w.unlock(l)
 }
 
 // Promise 6: a process whose clock is slow does not go first for ever. It learns
