@@ -17,8 +17,8 @@ import (
 	"github.com/redismutex/redismutex/lua"
 )
 
-// readmeACL is the ACL SETUSER command of docs/operations.md, as words.
-func readmeACL(t *testing.T) []string {
+// docsACL returns the ACL SETUSER command of docs/operations.md, as words.
+func docsACL(t *testing.T) []string {
 	page, err := os.ReadFile("docs/operations.md")
 	if err != nil {
 		t.Fatal(err)
@@ -42,7 +42,7 @@ func TestDocsACLNamesTheCommandsInUse(t *testing.T) {
 	used = append(used, "evalsha", "eval", "subscribe", "unsubscribe", "ping", "hello", "info")
 	slices.Sort(used)
 	var allowed []string
-	for _, word := range readmeACL(t) {
+	for _, word := range docsACL(t) {
 		if name, ok := strings.CutPrefix(word, "+"); ok {
 			allowed = append(allowed, name)
 		}
@@ -58,7 +58,7 @@ func TestDocsACLIsEnough(t *testing.T) {
 	server := redistest.Start(t)
 	admin := server.Client(t)
 	var words []any
-	for _, word := range readmeACL(t) {
+	for _, word := range docsACL(t) {
 		words = append(words, word)
 	}
 	if err := admin.Do(ctx, words...).Err(); err != nil {
@@ -102,7 +102,7 @@ func TestDocsACLIsEnough(t *testing.T) {
 	}
 	wg.Wait()
 	if _, err := NewMutex(user(), "other").LockContext(ctx); err == nil {
-		t.Error("a lock outside of the ACL")
+		t.Error("a key outside of the ACL was locked")
 	}
 }
 
