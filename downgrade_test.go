@@ -53,7 +53,7 @@ func TestDowngradeAdmitsReadersAndNoWriter(t *testing.T) {
 			ns.unlock(<-r)
 		}
 		if took := time.Since(start); took != 0 {
-			ns.Errorf("it took %v", took)
+			ns.Errorf("it took %v, want no time", took)
 		}
 		ns.pending(writer)
 		ns.pending(last)
@@ -306,7 +306,7 @@ func TestDowngradeNeedsAMajority(t *testing.T) {
 				ns.Errorf("%d down: %v", down, err)
 			}
 			if took := time.Since(start); took > m.config.Timeout {
-				ns.Errorf("%d down: it took %v", down, took)
+				ns.Errorf("%d down: it took %v, want at most %v", down, took, m.config.Timeout)
 			}
 			for _, link := range ns.links {
 				heal(link)

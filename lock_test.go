@@ -275,7 +275,7 @@ func TestForgottenLockIsLostWithTheNextRenewal(t *testing.T) {
 			start := time.Now()
 			<-l.Done()
 			if took := time.Since(start); took > DefaultTTL/2 {
-				t.Errorf("it took %v", took)
+				t.Errorf("it took %v, want at most %v", took, DefaultTTL/2)
 			}
 			w.matches(context.Cause(l), ErrLockLost)
 			if !strings.Contains(context.Cause(l).Error(), `"x"`) {
@@ -446,28 +446,28 @@ func TestUnlockGoesOnAfterAnError(t *testing.T) {
 // Promise 8: nothing is left of crashed participants after their leases, and nothing at all after a day.
 func TestNothingStays(t *testing.T) {
 	inBubble(t, func(w *world) {
-		dead := NewMutex(w.client(w.link), "x")
-		w.lock(dead, false)
+		crashing := NewMutex(w.client(w.link), "x")
+		w.lock(crashing, false)
 		waiter := make(chan error, 1)
 		ctx, cancel := context.WithCancel(context.Background())
-		go func() { _, err := dead.LockContext(ctx); waiter <- err }()
+		go func() { _, err := crashing.LockContext(ctx); waiter <- err }()
 		synctest.Wait()
 		w.link.Refuse(true)
 		w.link.Cut()
 		time.Sleep(DefaultTTL + time.Millisecond)
 		if keys := w.Redis.Keys(); fmt.Sprint(keys) != "[]" {
-			t.Errorf("%q are left", keys)
+			t.Errorf("%q are left in Redis", keys)
 		}
 		cancel()
 		<-waiter
 		l := w.lock(NewMutex(w.client(nil), "x"), true)
 		w.unlock(l)
 		if keys := w.Redis.Keys(); fmt.Sprint(keys) != "[{x}:token]" {
-			t.Errorf("%q are left", keys)
+			t.Errorf("%q are left in Redis", keys)
 		}
 		time.Sleep(24*time.Hour + time.Second)
 		if keys := w.Redis.Keys(); len(keys) != 0 {
-			t.Errorf("%q are left", keys)
+			t.Errorf("%q are left in Redis", keys)
 		}
 	})
 }
@@ -514,7 +514,7 @@ func TestBadInputIsRefused(t *testing.T) {
 				_, err := call(w.Context())
 				w.matches(err, ErrInvalid)
 				if !strings.Contains(err.Error(), strings.TrimSpace(want)) {
-					t.Errorf("%q does not say %q", err, want)
+					t.Errorf("%q does not contain %q", err, want)
 				}
 			}
 			if _, ok := m.TryLock(); ok {
@@ -529,7 +529,7 @@ func TestBadInputIsRefused(t *testing.T) {
 			_, err := m.LockContext(w.Context(), o)
 			w.matches(err, ErrInvalid)
 			if !strings.Contains(err.Error(), want) {
-				t.Errorf("%q does not say %q", err, want)
+				t.Errorf("%q does not contain %q", err, want)
 			}
 		}
 		_, err := m.LockContext(noContext)

@@ -107,7 +107,7 @@ type actor struct {
 	id, name  string
 	first     bool // it ranks before all waiters of the other kind
 	tombstone bool
-	model.Op  // how it enters
+	model.Op  // how it acquires
 }
 
 func newRig(rc *redis.Client, quorum bool) *rig {
@@ -430,8 +430,8 @@ func (g *rig) call(a *actor, op model.Op, c script.Command, what string) {
 	before, rests := g.state.At(now), g.found.rests(now)
 	var want model.Reply
 	if op.Verb == model.Enter && rests.refuse(op, got.Status) {
-		// Its lease has ended, or its tombstone: what is left of them may refuse
-		// it, as an id is not to be used again.
+		// Its lease or its tombstone has ended, but what is left of it may still
+		// refuse the id, which is used once.
 		g.state, want = g.state.Step(now, model.Op{Verb: model.Settle, Rank: op.Rank})
 		want.Status = model.Status(got.Status)
 	} else {
@@ -491,7 +491,7 @@ func (g *rig) checkForeign(op model.Op, got script.Reply, err error, messages []
 	refused := errors.Is(err, ErrNotLock) || got.Status == script.Foreign
 	switch {
 	case after[g.foreign] != g.data:
-		g.fail("foreign data became %+v, was %+v", after[g.foreign], g.data)
+		g.fail("foreign data is %+v, want it unchanged: %+v", after[g.foreign], g.data)
 	case err != nil && !refused:
 		g.fail("%v", err)
 	case op.Verb == model.Enter && !refused && (!token || op.Kind == model.Writer):
@@ -683,7 +683,7 @@ func (s *snapshot) shift(d int64) {
 	}
 }
 
-// rests is what is left on the server of those whose lease has ended.
+// rests returns what expired participants have left on the server.
 func (s snapshot) rests(now model.Time) (rests snapshot) {
 	rests.leases, rests.intents = map[string]int64{}, map[string]int64{}
 	for id, ends := range s.leases {
@@ -699,16 +699,15 @@ func (s snapshot) rests(now model.Time) (rests snapshot) {
 	return rests
 }
 
-// refuse says whether they may be why an enter is refused.
+// refuse reports whether these leftovers may be why an acquire is refused.
 func (s snapshot) refuse(op model.Op, got script.Status) bool {
 	_, waited := s.intents[string(op.Kind)+op.ID]
 	_, left := s.leases["-"+op.ID]
 	return got == script.Gone && waited || got == script.Tombstoned && left
 }
 
-// differs says where the model and a server differ, apart from the rests of those
-// whose lease has ended. Then the model takes over the times of the server, which
-// are not off by more than the blur.
+// differs returns where the model and a server differ, apart from the leftovers of expired participants. If they do not,
+// the model takes over the times of the server, which are off by no more than the blur.
 func (s snapshot) differs(keys *script.Keys, m *model.State, now model.Time, b blur) string {
 	if len(s.other) > 0 {
 		return fmt.Sprintf("there is %q", s.other)
@@ -729,7 +728,7 @@ func (s snapshot) differs(keys *script.Keys, m *model.State, now model.Time, b b
 		_, is := dead.leases[id]
 		return is
 	})
-	// ms takes over a time, and sees to it that nothing is left of the server's.
+	// ms takes a time over and removes the entry from what the server has.
 	ms := func(what string, scores map[string]int64, id string, want *int64) string {
 		got, ok := scores[id]
 		if !ok || !b.sameMs(got, *want) {
@@ -786,7 +785,7 @@ func (s snapshot) differs(keys *script.Keys, m *model.State, now model.Time, b b
 		m.Graves[id] = ends
 	}
 	if len(s.intents)+len(s.leases) > 0 {
-		return fmt.Sprintf("too much: intents %v, leases %v", s.intents, s.leases)
+		return fmt.Sprintf("unexpected entries: intents %v, leases %v", s.intents, s.leases)
 	}
 
 	// The token.

@@ -160,7 +160,7 @@ func TestQuorumHandsOnInOrder(t *testing.T) {
 			}
 			ns.unlock(last)
 			if took := time.Since(start); took != 0 {
-				ns.Errorf("n=%d: it took %v", n, took)
+				ns.Errorf("n=%d: it took %v, want no time", n, took)
 			}
 			ns.empty()
 		})
@@ -291,7 +291,7 @@ func TestMajorityThatFailsIsAnErrorOfRedis(t *testing.T) {
 					start := time.Now()
 					_, err := lock(ns.Context())
 					if took := time.Since(start); took > DefaultTTL/20 {
-						ns.Errorf("%s: it took %v", name, took)
+						ns.Errorf("%s: it took %v, want at most %v", name, took, DefaultTTL/20)
 					}
 					ns.matches(err, ErrRedis)
 					for _, want := range []string{`"x"`, "2 of 5", "3 needed", "node 1 (10.0.0.1:6379)", "node 3 (", "node 4 ("} {
@@ -302,7 +302,7 @@ func TestMajorityThatFailsIsAnErrorOfRedis(t *testing.T) {
 				}
 			}
 			if held, waiting := ns.holders(); held != 0 || waiting != 0 {
-				ns.Errorf("%s: %d nodes are held, %d waited for", name, held, waiting)
+				ns.Errorf("%s: %d nodes are held, %d waited for, want none", name, held, waiting)
 			}
 			for _, l := range ns.links {
 				heal(l)
@@ -451,7 +451,7 @@ func TestAcquireThatWasGivenUpIsRefused(t *testing.T) {
 			release()
 			synctest.Wait()
 			if held, waiting := ns.holders(); held != 0 || waiting != 0 {
-				ns.Errorf("%d nodes are held, %d waited for", held, waiting)
+				ns.Errorf("%d nodes are held, %d waited for, want none", held, waiting)
 			}
 			time.Sleep(3 * DefaultTTL)
 			ns.empty()
@@ -469,11 +469,11 @@ func TestUnlockReachesNodesThatAnswerLate(t *testing.T) {
 			start := time.Now()
 			l := ns.lock(m, true)
 			if took := time.Since(start); took != 0 {
-				ns.Errorf("it took %v", took)
+				ns.Errorf("it took %v, want no time", took)
 			}
 			ns.unlock(l)
 			if held, waiting := ns.holders(); held != 0 || waiting != 0 {
-				ns.Errorf("%d nodes are held, %d waited for", held, waiting)
+				ns.Errorf("%d nodes are held, %d waited for, want none", held, waiting)
 			}
 		}
 		time.Sleep(3 * DefaultTTL)
@@ -709,7 +709,7 @@ func TestNodeThatIsAcquiredAgainHasItsTokenRaised(t *testing.T) {
 		ns.links[2].Cut()
 		next := ns.lock(ns.mutex(), true)
 		if next.Token() <= l.Token() {
-			ns.Errorf("token %d after %d", next.Token(), l.Token())
+			ns.Errorf("token %d after %d, want a higher one", next.Token(), l.Token())
 		}
 		ns.unlock(next)
 	})

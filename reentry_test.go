@@ -35,7 +35,7 @@ func (w *world) nested(ctx context.Context, m *RWMutex, write bool, opt ...LockO
 		w.Fatal(err)
 	}
 	if took := time.Since(start); took != 0 {
-		w.Fatalf("it took %v", took)
+		w.Fatalf("it took %v, want no time", took)
 	}
 	return l
 }
@@ -98,7 +98,7 @@ func TestLockIsReentrantThroughItsContext(t *testing.T) {
 				}
 			}
 			if n, _ := sent.reset(); n != 0 {
-				ns.Errorf("%d commands", n)
+				ns.Errorf("%d commands, want none", n)
 			}
 			cancel()
 			ns.pending(next)
@@ -123,7 +123,7 @@ func TestEveryCallIsReentrant(t *testing.T) {
 			func() (*Lock, bool) { l, err := m.TryRLockContext(outer); return l, err == nil },
 		} {
 			if l, ok := call(); !ok || l.ID() != outer.ID() {
-				ns.Error("it is not")
+				ns.Error("the call did not return the lock of its context")
 			} else {
 				ns.unlock(l)
 			}
@@ -178,7 +178,7 @@ func TestWriteInsideReadIsRefusedAtOnce(t *testing.T) {
 			}
 		}
 		if l, ok := m.TryLock(WithContext(outer)); l != nil || ok {
-			ns.Error("it was granted")
+			ns.Error("a write lock within a read lock was granted")
 		}
 		if outer.Err() != nil || inner.Err() != nil || ns.try(true) || !ns.try(false) {
 			ns.Error("the read lock has changed")
@@ -300,7 +300,7 @@ func TestLossEndsAllLocksOfAnAcquisition(t *testing.T) {
 			time.Sleep(time.Minute)
 			again := ns.nested(context.WithoutCancel(outer), m, true) // an ordinary one
 			if again.Token() <= outer.Token() {
-				ns.Errorf("token %d after %d", again.Token(), outer.Token())
+				ns.Errorf("token %d after %d, want a higher one", again.Token(), outer.Token())
 			}
 			ns.unlock(again)
 			ns.noOwners()
@@ -346,7 +346,7 @@ func TestEndedLockIsNotReentrant(t *testing.T) {
 		ns.unlock(other)
 		own := ns.nested(context.WithoutCancel(inner), m, true)
 		if own.ID() == outer.ID() {
-			ns.Error("it has the lock that was unlocked")
+			ns.Error("the new lock has the id of the one that was unlocked")
 		}
 		ns.unlock(own)
 		ns.empty()
@@ -409,7 +409,7 @@ func TestNestedLockHasAContextOfItsOwn(t *testing.T) {
 		ns.unlock(ns.nested(context.WithoutCancel(outer), m, true))
 		ns.unlock(outer)
 		if ns.try(true) {
-			ns.Error("the inner one is no lock any more")
+			ns.Error("the inner lock is not held any more")
 		}
 		ns.unlock(inner)
 		ns.empty()
@@ -471,10 +471,10 @@ func TestFromContextReturnsTheLock(t *testing.T) {
 	onOneAndFive(t, func(ns *nodes) {
 		m := ns.mutex()
 		if l, ok := FromContext(ns.Context()); ok || l != nil {
-			ns.Error("there is none")
+			ns.Error("a lock was found in a context without one")
 		}
 		if _, ok := FromContext(noContext); ok {
-			ns.Error("there is none")
+			ns.Error("a lock was found in a context without one")
 		}
 		outer := ns.lock(m, true)
 		inner := ns.nested(outer, m, false)
@@ -536,7 +536,7 @@ func TestLockIsReentrantForItsOwner(t *testing.T) {
 				ns.unlock(inner)
 			}
 			if n, _ := sent.reset(); n != 0 {
-				ns.Errorf("%d commands", n)
+				ns.Errorf("%d commands, want none", n)
 			}
 			ns.pending(next)
 			ns.unlock(outer)
@@ -602,7 +602,7 @@ func TestOwnerDoesNotWaitForItself(t *testing.T) {
 		freed := time.Now()
 		all.Wait() // and none of them has unlocked
 		if took := time.Since(freed); took > time.Second {
-			ns.Errorf("it took %v", took)
+			ns.Errorf("it took %v, want at most %v", took, time.Second)
 		}
 		ns.pending(after)
 		for i, l := range got {
@@ -612,7 +612,7 @@ func TestOwnerDoesNotWaitForItself(t *testing.T) {
 			ns.unlock(l)
 		}
 		if took := time.Since(freed); took > time.Second {
-			ns.Errorf("it took %v", took)
+			ns.Errorf("it took %v, want at most %v", took, time.Second)
 		}
 		ns.unlock(<-after)
 		time.Sleep(DefaultTTL)

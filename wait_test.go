@@ -33,10 +33,10 @@ func TestUnlockWakesTheWaiter(t *testing.T) {
 		w.unlock(holder)
 		l, took := w.got(next)
 		if took != 0 {
-			t.Errorf("it took %v", took)
+			t.Errorf("it took %v, want no time", took)
 		}
 		if l.Token() <= holder.Token() {
-			t.Errorf("token %d after %d", l.Token(), holder.Token())
+			t.Errorf("token %d after %d, want a higher one", l.Token(), holder.Token())
 		}
 		w.unlock(l)
 	})
@@ -52,7 +52,7 @@ func TestUnlockWakesAWaiterOfTheSameProcess(t *testing.T) {
 			w.unlock(holder)
 			l, took := w.got(next)
 			if took != 0 {
-				t.Errorf("it took %v", took)
+				t.Errorf("it took %v, want no time", took)
 			}
 			w.unlock(l)
 		}
@@ -72,7 +72,7 @@ func TestWaitersAreServedInOrder(t *testing.T) {
 			synctest.Wait()
 			for _, other := range waiters[i+1:] {
 				if len(other) != 0 {
-					t.Fatal("served before its turn")
+					t.Fatal("granted before its turn")
 				}
 			}
 			l, took := w.got(c)
@@ -116,7 +116,7 @@ func TestWaiterKeepsItsPlace(t *testing.T) {
 		l, took := w.got(first)
 		w.pending(second)
 		if took != 0 {
-			t.Errorf("it took %v", took)
+			t.Errorf("it took %v, want no time", took)
 		}
 		w.unlock(l)
 		w.unlock(<-second)
@@ -132,7 +132,7 @@ func TestWaiterRenewsWhenTheHoldersLeaseEnds(t *testing.T) {
 			w.link.Cut()
 			l, took := w.got(w.later(NewMutex(w.client(nil), "x", WithTTL(time.Hour)), true))
 			if took > time.Second+10*time.Millisecond {
-				t.Errorf("writer=%v: it took %v", write, took)
+				t.Errorf("writer=%v: it took %v, want at most %v", write, took, time.Second+10*time.Millisecond)
 			}
 			w.unlock(l)
 		})
@@ -152,17 +152,17 @@ func TestCrashedParticipantsBlockNoLongerThanTheirLease(t *testing.T) {
 			start := time.Now()
 			// A waiter crashes while it waits, so it is granted the lock for the rest of its lease.
 			link := faultnet.New(redistest.MiniDial(w.Redis))
-			dead := NewMutex(w.client(link), "x", WithTTL(short))
+			crashing := NewMutex(w.client(link), "x", WithTTL(short))
 			ctx, cancel := context.WithCancel(context.Background())
 			done := make(chan struct{})
-			go func() { defer close(done); _, _ = dead.LockContext(ctx) }()
+			go func() { defer close(done); _, _ = crashing.LockContext(ctx) }()
 			synctest.Wait()
 			link.Refuse(true)
 			link.Cut()
 			next := w.later(NewMutex(w.client(nil), "x"), true)
 			w.unlock(<-next)
 			if took := time.Since(start); took > short+10*time.Millisecond {
-				t.Errorf("writer=%v: it took %v", write, took)
+				t.Errorf("writer=%v: it took %v, want at most %v", write, took, short+10*time.Millisecond)
 			}
 			cancel()
 			<-done
@@ -183,7 +183,7 @@ func TestLostMessageCostsTimeOnly(t *testing.T) {
 		w.unlock(holder)
 		l, took := w.got(next)
 		if took > DefaultTTL/2 {
-			t.Errorf("it took %v", took)
+			t.Errorf("it took %v, want at most %v", took, DefaultTTL/2)
 		}
 		w.unlock(l)
 	})
@@ -201,7 +201,7 @@ func TestLostUnlockReplyDelaysNobody(t *testing.T) {
 		_ = holder.UnlockContext(context.Background())
 		l, took := w.got(next)
 		if took > 10*time.Millisecond {
-			t.Errorf("it took %v", took)
+			t.Errorf("it took %v, want at most %v", took, 10*time.Millisecond)
 		}
 		w.unlock(l)
 
@@ -214,7 +214,7 @@ func TestLostUnlockReplyDelaysNobody(t *testing.T) {
 		w.matches(holder.UnlockContext(ctx), context.Canceled)
 		l, took = w.got(next)
 		if took > 10*time.Millisecond {
-			t.Errorf("it took %v", took)
+			t.Errorf("it took %v, want at most %v", took, 10*time.Millisecond)
 		}
 		release()
 		w.unlock(l)
@@ -237,7 +237,7 @@ func TestWaitersRenewWhenTheSubscriptionIsBack(t *testing.T) {
 		w.link.Refuse(false)
 		l, took := w.got(next)
 		if took > 100*time.Millisecond {
-			t.Errorf("it took %v", took)
+			t.Errorf("it took %v, want at most %v", took, 100*time.Millisecond)
 		}
 		w.unlock(l)
 	})
@@ -254,7 +254,7 @@ func TestBlackHoledSubscriptionDelaysByHalfATTL(t *testing.T) {
 		w.unlock(holder)
 		l, took := w.got(next)
 		if took > DefaultTTL {
-			t.Errorf("it took %v", took)
+			t.Errorf("it took %v, want at most %v", took, DefaultTTL)
 		}
 		w.unlock(l)
 	})
@@ -275,7 +275,7 @@ func TestClientThatCannotSubscribePolls(t *testing.T) {
 		w.unlock(holder)
 		l, took := w.got(next)
 		if took > 250*time.Millisecond {
-			t.Errorf("it took %v", took)
+			t.Errorf("it took %v, want at most %v", took, 250*time.Millisecond)
 		}
 		time.Sleep(10 * time.Minute)
 		w.unlock(l)
@@ -301,7 +301,7 @@ func TestGrantThatCrossesACancellationIsPassedOn(t *testing.T) {
 		w.matches(<-errs, context.Canceled)
 		l, took := w.got(second)
 		if took > 10*time.Millisecond {
-			t.Errorf("it took %v", took)
+			t.Errorf("it took %v, want at most %v", took, 10*time.Millisecond)
 		}
 		w.unlock(l)
 	})
@@ -322,7 +322,7 @@ func TestCanceledWaiterBlocksNobody(t *testing.T) {
 		<-errs
 		l, took := w.got(other)
 		if took != 0 {
-			t.Errorf("it took %v", took)
+			t.Errorf("it took %v, want no time", took)
 		}
 		w.unlock(l)
 		w.unlock(reader)
@@ -355,7 +355,7 @@ func TestUnacknowledgedIDIsNotGranted(t *testing.T) {
 			t.Errorf("%v", l)
 		}
 		if _, err := NewMutex(w.client(nil), "x").TryLockContext(w.Context()); err == nil {
-			t.Error("two holders")
+			t.Error("a try was granted beside the holder")
 		}
 		w.unlock(l)
 	})
@@ -504,7 +504,7 @@ func TestMessageThatOvertakesTheReplyIsRemembered(t *testing.T) {
 		release()
 		l, took := w.got(next)
 		if took != 0 {
-			t.Errorf("it took %v", took)
+			t.Errorf("it took %v, want no time", took)
 		}
 		w.unlock(l)
 	})
@@ -549,7 +549,7 @@ func TestWaiterOutlivesErrors(t *testing.T) {
 		w.Redis.FlushAll() // it has restarted empty
 		l, took := w.got(next)
 		if took > 2*DefaultTTL {
-			t.Errorf("it took %v", took)
+			t.Errorf("it took %v, want at most %v", took, 2*DefaultTTL)
 		}
 		w.unlock(l)
 		w.matches(holder.UnlockContext(w.Context()), ErrLockLost)
