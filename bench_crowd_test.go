@@ -1,7 +1,7 @@
 package redismutex_test
 
 // Crowds: ten thousand goroutines of one process that lock at once, a Redis that comes back empty while they wait, and
-// a hundred thousand locks held by one client. What counts is in the metrics: nobody gets an error, no held lock is lost.
+// a hundred thousand locks held by one client. The metrics are errors and lost locks.
 //
 //	REDISTEST_CPU=1 taskset -c 0 go test -run '^$' -bench 'Crowd|EmptyRestart|ManyHeld' -benchtime 1x .
 
@@ -88,7 +88,7 @@ func unlockAll(locks []*redismutex.Lock) {
 	all.Wait()
 }
 
-// lock has n goroutines lock and unlock, each one of so many keys, and returns a function that waits until all have.
+// lock has n goroutines lock and unlock one of so many keys each, and returns a function that waits for all of them.
 func (c *throng) lock(n, keys int) (wait func()) {
 	m := c.mutex("crowd")
 	var all sync.WaitGroup
@@ -126,7 +126,7 @@ func BenchmarkCrowd(b *testing.B) {
 }
 
 // BenchmarkEmptyRestart has 10,000 goroutines wait as Redis goes down, and come back empty after 6 s. It measures how
-// long after that the last of them is served.
+// long after that the last of them is granted.
 func BenchmarkEmptyRestart(b *testing.B) {
 	for _, keys := range []int{1, 10000} {
 		b.Run(fmt.Sprintf("keys=%d", keys), func(b *testing.B) {
@@ -142,7 +142,7 @@ func BenchmarkEmptyRestart(b *testing.B) {
 					}
 				}
 				wait := c.lock(10000, keys)
-				redistest.Eventually(b, "all wait", func() bool { return waitersOf(rc, "crowd", keys) == 10000 })
+				redistest.Eventually(b, "all goroutines wait", func() bool { return waitersOf(rc, "crowd", keys) == 10000 })
 				c.Servers[0].Kill()
 				time.Sleep(6 * time.Second) // the outage
 				c.Servers[0].Restart(b)
@@ -160,7 +160,7 @@ func BenchmarkEmptyRestart(b *testing.B) {
 	}
 }
 
-// waitersOf counts those who wait for the keys of a mutex.
+// waitersOf returns the number of waiters for the keys of a mutex.
 func waitersOf(rc *redis.Client, name string, keys int) (n int64) {
 	pipe := rc.Pipeline()
 	counts := make([]*redis.IntCmd, keys)

@@ -17,9 +17,9 @@ import (
 	"github.com/redismutex/redismutex/internal/redistest"
 )
 
-// BenchmarkQuorum compares Lock+Unlock on several nodes with the same on one of them, by turns. All nodes are asked at
-// once, so that far away it takes hardly longer. A node whose answer is not needed any more is not asked: there may be
-// less than 2 commands for a lock and node.
+// BenchmarkQuorum compares Lock+Unlock on several nodes with the same on one of them, by turns. All nodes are
+// called at once, so a longer distance hardly matters. A node that is not needed any more is not called, so there may be
+// fewer than 2 commands for each lock and node.
 func BenchmarkQuorum(b *testing.B) {
 	for _, net := range []struct {
 		name  string
@@ -105,7 +105,7 @@ func BenchmarkQuorumContended(b *testing.B) {
 }
 
 // mallocs returns how many objects have been allocated. testing.AllocsPerRun would run on one CPU, where other nodes are
-// asked too late to be needed.
+// called too late to be needed.
 func mallocs() uint64 {
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)

@@ -213,14 +213,14 @@ func BenchmarkHandoff(b *testing.B) {
 }
 
 // BenchmarkTenThousandReaders measures how long it takes until 10,000 readers
-// that wait on one key all have it, from the start of the writer's Unlock, and
+// that wait for one key all hold it, from the start of the writer's Unlock, and
 // what the longest script of that was.
 func BenchmarkTenThousandReaders(b *testing.B) {
 	const readers = 10_000
 	ctx := context.Background()
 	server := redistest.Start(b)
 	holder := server.Client(b)
-	waiter := server.Client(b, func(o *redis.Options) { o.PoolTimeout = time.Minute }) // 10,000 ask at once
+	waiter := server.Client(b, func(o *redis.Options) { o.PoolTimeout = time.Minute }) // 10,000 calls at once
 	mine := redismutex.NewMutex(holder, "bench", redismutex.WithTTL(time.Minute))
 	theirs := redismutex.NewMutex(waiter, "bench", redismutex.WithTTL(time.Minute))
 	var all, longest time.Duration

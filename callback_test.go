@@ -1,8 +1,7 @@
 package redismutex
 
-// This file answers: may foreign code (contexts, loggers, clients and their hooks)
-// call the library wherever the library calls it? A goroutine that waits for a mutex
-// for ever stops the time of a bubble, so a test here that hangs panics, in real time.
+// Foreign code (contexts, loggers, clients and their hooks) may call the library wherever the library calls it. A
+// goroutine that waits for a mutex for ever stops the time of a bubble, so a test here that hangs panics, in real time.
 
 import (
 	"context"
@@ -20,8 +19,7 @@ import (
 	"github.com/redismutex/redismutex/internal/redistest"
 )
 
-// mustEnd panics, with all stacks, if the test does not end. It is called outside of
-// the bubble.
+// mustEnd panics with all stacks if the test does not end. Call it outside of the bubble.
 func mustEnd(t *testing.T) {
 	watchdog := time.AfterFunc(2*time.Minute, func() {
 		debug.SetTraceback("all")
@@ -30,8 +28,7 @@ func mustEnd(t *testing.T) {
 	t.Cleanup(func() { watchdog.Stop() })
 }
 
-// lost checks that locks have ended by a loss, and that nothing that is asked of them
-// blocks.
+// lost checks that locks have ended by a loss, and that no call on them blocks.
 func (w *world) lost(locks ...*Lock) {
 	w.Helper()
 	for i, l := range locks {
@@ -49,7 +46,7 @@ func (w *world) lost(locks ...*Lock) {
 	}
 }
 
-// cutOff loses all nodes, for longer than a lease.
+// cutOff cuts all nodes off for longer than a lease.
 func (ns *nodes) cutOff() {
 	for _, l := range ns.links {
 		l.Refuse(true) // in a hole go-redis would dial under a mutex
@@ -62,8 +59,7 @@ func (ns *nodes) cutOff() {
 	time.Sleep(2 * time.Second) // go-redis dials again
 }
 
-// The context of a nested lock may have the lock's own hold further up, but not as its
-// parent: it asks that as it ends.
+// The context of a nested lock may have the outer lock further up, but not as its parent: the loss calls its methods.
 func TestLossEndsLocksNestedWithoutCancel(t *testing.T) {
 	mustEnd(t)
 	onOneAndFive(t, func(ns *nodes) {
@@ -98,7 +94,7 @@ func TestLossEndsAllLocksOfAnOwner(t *testing.T) {
 	})
 }
 
-// Locks on two keys, each nested within the other's contexts, expire at once.
+// Locks on two keys, each nested within the other's contexts, expire together.
 func TestLocksNestedCrosswiseExpireTogether(t *testing.T) {
 	mustEnd(t)
 	onOneAndFive(t, func(ns *nodes) {
@@ -118,8 +114,8 @@ func TestLocksNestedCrosswiseExpireTogether(t *testing.T) {
 	})
 }
 
-// A latecomer is a lock whose time is over in the middle of a call that it is the
-// context of: a process may be stopped at any moment.
+// A latecomer is a lock whose trust ends in the middle of a call that has it as its context: a process may be stopped
+// at any moment.
 type latecomer struct {
 	*Lock
 	asked func(what string) (over bool)
@@ -134,7 +130,7 @@ func (l latecomer) ask(what string) {
 func (l latecomer) Done() <-chan struct{} { l.ask("Done"); return l.Lock.Done() }
 func (l latecomer) Err() error            { l.ask("Err"); return l.Lock.Err() }
 
-func TestLockMayExpireAsItIsNestedIn(t *testing.T) {
+func TestLockMayExpireWhileItIsNestedIn(t *testing.T) {
 	mustEnd(t)
 	onOneAndFive(t, func(ns *nodes) {
 		m := ns.mutex()
@@ -150,7 +146,7 @@ func TestLockMayExpireAsItIsNestedIn(t *testing.T) {
 	})
 }
 
-func TestLockMayExpireAsItIsDowngraded(t *testing.T) {
+func TestLockMayExpireWhileItIsDowngraded(t *testing.T) {
 	mustEnd(t)
 	onOneAndFive(t, func(ns *nodes) {
 		l := ns.lock(ns.mutex(), true)
@@ -161,9 +157,8 @@ func TestLockMayExpireAsItIsDowngraded(t *testing.T) {
 	})
 }
 
-// The same in real time, where it is up to chance what a lock is asked for in the
-// moment in which it expires.
-func TestContactIsLostInTheMidstOfIt(t *testing.T) {
+// The same in real time, where chance decides which call the lock expires in.
+func TestLockMayExpireDuringAnyCall(t *testing.T) {
 	mustEnd(t)
 	server := redistest.Start(t)
 	link := faultnet.New(nil)
@@ -222,10 +217,10 @@ func TestContactIsLostInTheMidstOfIt(t *testing.T) {
 	}
 }
 
-// A caller is foreign code: whatever it is called for, it calls the library.
+// A caller is foreign code that calls the library wherever it is called.
 type caller struct {
 	back   func()
-	inside atomic.Bool // a call of its own calls it in turn: it has done enough then
+	inside atomic.Bool // stops the recursion: a call of its own calls it in turn
 	mu     sync.Mutex
 	left   map[string]int // how often it still does so
 	called map[string]int
@@ -248,7 +243,7 @@ func (c *caller) call(by string) {
 	}
 }
 
-// budget is how often it does so for the same reason: each call back is one for more.
+// budget limits how often a caller does so for the same reason, since each call leads to more.
 const budget = 10
 
 func (c *caller) refill() {
@@ -259,7 +254,7 @@ func (c *caller) refill() {
 	}
 }
 
-// in is ctx, whose methods call the library.
+// in returns ctx with methods that call the library.
 func (c *caller) in(ctx context.Context) context.Context { return callingContext{ctx, c} }
 
 type callingContext struct {
@@ -306,8 +301,7 @@ func (c *callingClient) Subscribe(ctx context.Context, channels ...string) *redi
 	return c.Client.Subscribe(ctx, channels...)
 }
 
-// A callingHook calls the library, and so do the errors that it returns once the link
-// fails.
+// A callingHook calls the library, and so do the errors that it returns once the link fails.
 type callingHook struct{ *caller }
 
 func (h callingHook) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -338,8 +332,7 @@ func (e callingError) Error() string        { e.call("Error"); return e.error.Er
 func (e callingError) Is(target error) bool { e.call("Is"); return e.error == target }
 func (e callingError) Unwrap() error        { e.call("Unwrap"); return e.error }
 
-// The text of a client's error is foreign code too. Here it calls the library each time,
-// also as the lock expires.
+// The text of a client's error is foreign code too. Here it calls the library each time, also while the lock expires.
 func TestErrorsOfTheClientMayCallTheLibrary(t *testing.T) {
 	mustEnd(t)
 	onOneAndFive(t, func(ns *nodes) {
@@ -375,8 +368,7 @@ func TestErrorsOfTheClientMayCallTheLibrary(t *testing.T) {
 	})
 }
 
-// Foreign code runs under no mutex: it may call whatever it likes, wherever it is
-// called, and the lock that it is called for does what it has to.
+// Foreign code runs under no mutex of the library, so it may call anything, and the lock that it is called for works.
 func TestForeignCodeMayCallTheLibrary(t *testing.T) {
 	everything := &caller{back: func() {}}
 	t.Cleanup(func() { SetLog(NopLog) })
@@ -394,7 +386,7 @@ func TestForeignCodeMayCallTheLibrary(t *testing.T) {
 						rc.AddHook(callingHook{foreign})
 					}
 				})
-				var lock atomic.Pointer[Lock] // the one that all is about
+				var lock atomic.Pointer[Lock] // the lock under test
 				var mutex func() *RWMutex
 				foreign.back = func() {
 					ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
@@ -467,8 +459,8 @@ func TestForeignCodeMayCallTheLibrary(t *testing.T) {
 						}
 					},
 					func(*Lock) {
-						// Not at the clock.Instant of any call: what is lost and had again in one
-						// clock.Instant of virtual time, nobody has seen to be lost.
+						// Not at the instant of any call: a lock that is lost and acquired again at one
+						// instant of virtual time is not seen to be lost.
 						time.Sleep(DefaultTTL / 8)
 						for _, m := range ns.minis {
 							m.FlushAll()

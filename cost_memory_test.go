@@ -2,8 +2,7 @@
 
 package redismutex
 
-// This file answers: what does a lock cost in memory? The race detector
-// allocates as well, so it is not asked.
+// What a lock costs in memory. The race detector allocates too, so this is not built with it.
 
 import (
 	"context"
@@ -14,9 +13,9 @@ import (
 	"github.com/redismutex/redismutex/internal/redistest"
 )
 
-// The 17 of Lock and Unlock to write are: the request, the Lock, its id (2), its
-// context (2), the arguments of two calls (2); and in go-redis two commands (2),
-// a look at the connection before each (6), and the token in the reply.
+// The 17 allocations of Lock and Unlock of a write lock are: the request, the Lock, its id (2), its context (2), the
+// arguments of two calls (2); and in go-redis two commands (2), the check of the connection before each (6), and the token
+// in the reply.
 func TestAllocationsOfAnUncontendedLock(t *testing.T) {
 	ctx := context.Background()
 	m := NewMutex(redistest.Start(t).Client(t), "x")
@@ -34,12 +33,12 @@ func TestAllocationsOfAnUncontendedLock(t *testing.T) {
 		})
 		t.Logf("writer=%v: %v allocations", write, n)
 		if n > 20 {
-			t.Errorf("writer=%v: %v allocations for Lock and Unlock", write, n)
+			t.Errorf("writer=%v: %v allocations for Lock and Unlock, want at most 20", write, n)
 		}
 	}
 }
 
-// A held lock has no goroutine and no timer of its own, and is small.
+// A held lock has no goroutine and no timer of its own, and takes at most 620 bytes.
 func TestHeldLockIsSmall(t *testing.T) {
 	const n = 2000
 	m := NewMutex(redistest.Start(t).Client(t), "x")
@@ -62,17 +61,17 @@ func TestHeldLockIsSmall(t *testing.T) {
 		}
 		clear(locks)
 	}
-	hold() // the pool, the heap of the keeper: what is there once, is there now
+	hold() // makes what is made once: the pool, the heap of the renewer
 	free()
 	goroutines, bytes := runtime.NumGoroutine(), liveBytes()
 	hold()
 	perLock := (liveBytes() - bytes) / n
 	if more := runtime.NumGoroutine() - goroutines; more > 0 {
-		t.Errorf("%d goroutines for %d held locks", more, n)
+		t.Errorf("%d more goroutines for %d held locks, want none", more, n)
 	}
 	t.Logf("%d bytes for a held lock", perLock)
 	if perLock > 620 {
-		t.Errorf("%d bytes for a held lock", perLock)
+		t.Errorf("%d bytes for a held lock, want at most 620", perLock)
 	}
 	free()
 }

@@ -1,8 +1,7 @@
 package redismutex
 
-// This file answers: what does a lock cost, in what can be counted? Commands and
-// round trips are exact, as are allocations (cost_memory_test.go), so they are
-// guarded; time is measured by the benchmarks.
+// The commands and round trips of a lock. They can be counted exactly, as allocations can (cost_memory_test.go); time is
+// measured by the benchmarks.
 
 import (
 	"context"
@@ -28,17 +27,17 @@ func TestUncontendedLockIsTwoCommands(t *testing.T) {
 				w.unlock(w.lock(m, write))
 			}
 			if n, _ := sent.reset(); n != 20 {
-				t.Errorf("%d commands for 10 locks", n)
+				t.Errorf("%d commands for 10 locks, want 20", n)
 			}
 			time.Sleep(time.Minute)
 			if n, _ := sent.reset(); n != 0 {
-				t.Errorf("%d commands for locks that are unlocked", n)
+				t.Errorf("%d commands in the minute after the last unlock, want none", n)
 			}
 		})
 	}
 }
 
-// A contended lock is two commands, however many wait: an enter and a leave.
+// A contended lock is two commands, an acquire and a release, however many wait.
 func TestContendedLockIsTwoCommands(t *testing.T) {
 	for _, waiters := range []int{8, 64, 512} {
 		inBubble(t, func(w *world) {
@@ -64,14 +63,13 @@ func TestContendedLockIsTwoCommands(t *testing.T) {
 			w.unlock(<-first)
 			wg.Wait()
 			if n, _ := sent.reset(); float64(n) > 2.2*float64(waiters*rounds) {
-				t.Errorf("%d waiters: %d commands for %d locks", waiters, n, waiters*rounds)
+				t.Errorf("%d waiters: %d commands for %d locks, want at most 2.2 each", waiters, n, waiters*rounds)
 			}
 		})
 	}
 }
 
-// Renewals that fall due together share a round trip, and each lock's fate is
-// its own.
+// Renewals that are due together share a round trip. The loss of one lock does not affect the others.
 func TestRenewalsShareRoundTripsNotFates(t *testing.T) {
 	inBubble(t, func(w *world) {
 		const n = 2000
@@ -91,13 +89,14 @@ func TestRenewalsShareRoundTripsNotFates(t *testing.T) {
 		time.Sleep(3 * DefaultTTL)
 		commands, trips := sent.reset()
 		if commands < 3*n || commands > 7*n || trips > commands/100 {
-			t.Errorf("%d renewals in %d round trips", commands, trips)
+			t.Errorf("%d renewals of %d locks in %d round trips, want 3 to 7 of each and at most one round trip for 100",
+				commands, n, trips)
 		}
-		w.m.Del("x:7")
+		w.Redis.Del("x:7")
 		time.Sleep(DefaultTTL)
 		for i, l := range locks {
 			if (l.Err() != nil) != (i == 7) {
-				t.Fatalf("lock %d: %v", i, context.Cause(l))
+				t.Fatalf("lock %d, of which only 7 was lost: %v", i, context.Cause(l))
 			}
 			if i != 7 {
 				w.unlock(l)

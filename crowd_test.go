@@ -5,7 +5,6 @@ package redismutex
 // takes several TTLs.
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -21,11 +20,10 @@ import (
 	"github.com/redismutex/redismutex/internal/redistest"
 )
 
-// aFewConnections is for clients whose pool a crowd fills many times over. None waits for a connection for so long that the client
-// gives up.
+// aFewConnections makes a pool that a crowd fills many times over, and from which no call gives up waiting.
 func aFewConnections(o *redis.Options) { o.PoolSize, o.PoolTimeout = 4, time.Hour }
 
-// slowNodes makes the clients of a process that has few connections, and a slow way to each node.
+// slowNodes returns the clients of a process that has few connections to each node.
 func (ns *nodes) slowNodes() (clients []redis.Scripter) {
 	for i, m := range ns.minis {
 		clients = append(clients, redistest.MiniClient(ns, m, aFewConnections, func(o *redis.Options) {
@@ -37,14 +35,13 @@ func (ns *nodes) slowNodes() (clients []redis.Scripter) {
 	return clients
 }
 
-// Promises 1, 2 and 10, where a crowd asks a quorum: waiting of the library's own making marks no node down, and
-// renewals and releases go before acquires. 500 goroutines that asked three healthy nodes for a free key each got
-// errors of Redis, and took the locks that were held with them.
+// Promises 1, 2 and 10: a crowd on a quorum gets its locks. Waiting in the client marks no node down, and renewals and
+// releases go before acquires.
 func TestCrowdOnAQuorumFailsNobody(t *testing.T) {
 	for _, keys := range []int{1, 200} {
 		onNodes(t, 3, func(ns *nodes) {
-			var log lockedBuffer
-			m := NewRedlock(ns.slowNodes(), "x", WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+			var log redistest.Log
+			m := NewRedlock(ns.slowNodes(), "x", WithLogger(log.Logger()))
 			var held []*Lock
 			for i := range 50 {
 				l, err := m.LockContext(ns.Context(), WithKey(fmt.Sprint("held", i)))
@@ -76,16 +73,15 @@ func TestCrowdOnAQuorumFailsNobody(t *testing.T) {
 				}
 				ns.unlock(l)
 			}
-			if log.Len() > 0 {
+			if log.Count("") > 0 {
 				t.Errorf("%d keys: logged: %.500s", keys, log.String())
 			}
 		})
 	}
 }
 
-// Promise 10: a majority that does not answer is told to all of a crowd at about the same time, not to one group after
-// the other.
-func TestCrowdOnADeadQuorumIsToldAtOnce(t *testing.T) {
+// Promise 10: without a majority all of a crowd get their errors at about the same time, not one group after the other.
+func TestCrowdOnADeadQuorumFailsTogether(t *testing.T) {
 	for name, fail := range faults {
 		onNodes(t, 5, func(ns *nodes) {
 			m := NewRedlock(ns.slowNodes(), "x")
@@ -103,14 +99,14 @@ func TestCrowdOnADeadQuorumIsToldAtOnce(t *testing.T) {
 			}
 			all.Wait()
 			if took := time.Since(start); took > 3*m.config.Timeout {
-				ns.Errorf("%s: the last was told after %v", name, took)
+				ns.Errorf("%s: the last got its error after %v", name, took)
 			}
 		})
 	}
 }
 
-// Promise 10: an error of one call says nothing of the next: only the caller of that one is told.
-func TestErrorOfOneCallIsNobodyElses(t *testing.T) {
+// Promise 10: the error of one call is returned to its caller only.
+func TestErrorOfOneCallGoesToItsCallerOnly(t *testing.T) {
 	inBubble(t, func(w *world) {
 		rc, fails := w.client(nil, func(o *redis.Options) { o.PoolSize, o.PoolTimeout = 1, time.Hour }), &failOnce{}
 		m := NewMutex(rc, "x")
@@ -185,7 +181,7 @@ func TestRenewalsDoNotWaitBehindACrowd(t *testing.T) {
 	})
 }
 
-// Promise 10: many locks that are unlocked at once wait for their turn for longer than a TTL. They are renewed until
+// Promise 10: locks that are unlocked all at once wait to be released for longer than a TTL. They are renewed until
 // then, and none is reported lost.
 func TestUnlocksThatWaitForTheirTurnAreNotLost(t *testing.T) {
 	for _, n := range []int{1, 3} {
@@ -219,14 +215,13 @@ func TestUnlocksThatWaitForTheirTurnAreNotLost(t *testing.T) {
 	}
 }
 
-// Promise 7: Redis comes back empty while many wait. Each of them enters once more, and that is about all that is sent;
-// and the log has a few lines, with the number of the others. Each release that found nothing had all waiters look, so
-// that they were late, released, and looked again, for ever.
+// Promise 7: when Redis comes back empty, each of many waiters acquires once more. Little else is sent, and the log has
+// few lines, with the number of those left out.
 func TestManyWaitersAreServedSoonAfterAnEmptyRestart(t *testing.T) {
 	const many = 300
 	for _, keys := range []int{1, many} {
 		inBubble(t, func(w *world) {
-			var log lockedBuffer
+			var log redistest.Log
 			other := NewMutex(w.client(w.link), "x", WithLogger(slog.New(slog.DiscardHandler)))
 			for i := range keys {
 				if _, err := other.LockContext(w.Context(), WithKey(fmt.Sprint(i))); err != nil {
@@ -235,7 +230,7 @@ func TestManyWaitersAreServedSoonAfterAnEmptyRestart(t *testing.T) {
 			}
 			rc, sent := w.client(w.link), &counter{}
 			rc.AddHook(sent)
-			m := NewMutex(rc, "x", WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+			m := NewMutex(rc, "x", WithLogger(log.Logger()))
 			var all sync.WaitGroup
 			for i := range many {
 				all.Go(func() {
@@ -251,29 +246,29 @@ func TestManyWaitersAreServedSoonAfterAnEmptyRestart(t *testing.T) {
 			w.link.Refuse(true)
 			w.link.Cut()
 			time.Sleep(6 * time.Second)
-			w.m.FlushAll()
+			w.Redis.FlushAll()
 			w.link.Refuse(false)
 			sent.reset()
 			back := time.Now()
 			all.Wait()
 			if took := time.Since(back); took > 5*time.Second {
-				t.Errorf("%d keys: the last was served after %v", keys, took)
+				t.Errorf("%d keys: the last was granted after %v", keys, took)
 			}
 			time.Sleep(time.Minute)
 			// An acquire and a release of the new id, a release of the old one, and what was tried meanwhile.
 			if n, _ := sent.reset(); n > 6*many {
 				t.Errorf("%d keys: %d commands for %d waiters", keys, n, many)
 			}
-			if n := strings.Count(log.String(), "\n"); n > 100 {
+			if n := log.Count(""); n > 100 {
 				t.Errorf("%d keys: %d lines in the log: %.1000s", keys, n, log.String())
 			}
 		})
 	}
 }
 
-// Promise 10: data that comes to stand in the place of a lock is told to all who wait for it, within a TTL, and left as
+// Promise 10: all waiters get ErrNotLock within a TTL after foreign data replaces the holder key, and the data stays as
 // it is.
-func TestWaitersAreToldOfForeignData(t *testing.T) {
+func TestWaitersGetErrNotLockForForeignData(t *testing.T) {
 	for _, n := range []int{1, 5} {
 		onNodes(t, n, func(ns *nodes) {
 			holder := ns.lock(ns.mutex(), true)
@@ -297,7 +292,7 @@ func TestWaitersAreToldOfForeignData(t *testing.T) {
 				ns.matches(<-told, ErrNotLock)
 			}
 			if took := time.Since(start); took > DefaultTTL {
-				t.Errorf("%d nodes: the last was told after %v", n, took)
+				t.Errorf("%d nodes: the last got its error after %v", n, took)
 			}
 			time.Sleep(time.Minute)
 			for _, mini := range ns.minis {
@@ -307,14 +302,14 @@ func TestWaitersAreToldOfForeignData(t *testing.T) {
 			}
 			ns.matches(context.Cause(holder), ErrLockLost)
 			if cause := context.Cause(holder); !strings.Contains(cause.Error(), ErrNotLock.Error()) {
-				t.Errorf("%d nodes: %q does not tell of the data", n, cause)
+				t.Errorf("%d nodes: %q does not name foreign data", n, cause)
 			}
 		})
 	}
 }
 
-// Promise 10: who waits on a client that is closed is told, as holders and new callers are.
-func TestWaiterOnAClosedClientIsTold(t *testing.T) {
+// Promise 10: a waiter on a client that is closed gets an error, as holders and new callers do.
+func TestWaiterOnAClosedClientGetsAnError(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		onNodes(t, n, func(ns *nodes) {
 			holder := ns.lock(ns.mutex(), true)
@@ -333,31 +328,13 @@ func TestWaiterOnAClosedClientIsTold(t *testing.T) {
 				err := <-told
 				ns.matches(err, ErrRedis)
 				if !errors.Is(err, redis.ErrClosed) {
-					t.Errorf("%d nodes: %q does not tell that the client is closed", n, err)
+					t.Errorf("%d nodes: %q does not match redis.ErrClosed", n, err)
 				}
 			}
 			if took := time.Since(start); took > DefaultTTL {
-				t.Errorf("%d nodes: the last was told after %v", n, took)
+				t.Errorf("%d nodes: the last got its error after %v", n, took)
 			}
 			ns.unlock(holder)
 		})
 	}
 }
-
-// lockedBuffer is what a logger writes to.
-type lockedBuffer struct {
-	mu sync.Mutex
-	bytes.Buffer
-}
-
-func (b *lockedBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.Buffer.Write(p)
-}
-func (b *lockedBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.Buffer.String()
-}
-func (b *lockedBuffer) Len() int { return len(b.String()) }

@@ -1,7 +1,5 @@
 package redismutex
 
-// This file answers: do the docs name tests that exist?
-
 import (
 	"io/fs"
 	"os"
@@ -11,6 +9,7 @@ import (
 	"testing"
 )
 
+// The docs cite tests by name.
 func TestDocsNameTestsThatExist(t *testing.T) {
 	defined := map[string]bool{}
 	err := filepath.WalkDir(".", func(path string, _ fs.DirEntry, err error) error {

@@ -1,7 +1,7 @@
 package redismutex
 
-// This file answers: does a writer become a reader, once and for all, whatever
-// becomes of the call? Time is virtual, on one node and on five.
+// A writer becomes a reader once, and with no other writer in between, whatever happens to the call. Time is virtual,
+// on one node and on five.
 
 import (
 	"context"
@@ -24,11 +24,11 @@ func (w *world) downgrade(l *Lock) {
 	}
 }
 
-// digest is what a verb is called by.
+// digest returns the name by which a script is called.
 func digest(s *script.Script) string { return s.Digest() }
 
-// Promises 1, 5 and 6.
-func TestDowngradeLetsReadersInAndNoWriter(t *testing.T) {
+// Promises 1, 5 and 6: a downgrade grants to the readers in front, in one command for each node.
+func TestDowngradeAdmitsReadersAndNoWriter(t *testing.T) {
 	onOneAndFive(t, func(ns *nodes) {
 		sent := &counter{}
 		m := NewRedlock(ns.process(func(_ int, rc *redis.Client) { rc.AddHook(sent) }), "x")
@@ -53,7 +53,7 @@ func TestDowngradeLetsReadersInAndNoWriter(t *testing.T) {
 			ns.unlock(<-r)
 		}
 		if took := time.Since(start); took != 0 {
-			ns.Errorf("it took %v", took)
+			ns.Errorf("it took %v, want no time", took)
 		}
 		ns.pending(writer)
 		ns.pending(last)
@@ -79,7 +79,7 @@ func TestDowngradeLetsReadersInAndNoWriter(t *testing.T) {
 	})
 }
 
-// Promise 10: each call that makes no sense says why, and changes nothing.
+// Promise 10: a downgrade that is not allowed returns why, and changes nothing.
 func TestDowngradeIsForOneWriter(t *testing.T) {
 	onOneAndFive(t, func(ns *nodes) {
 		m, ctx := ns.mutex(), ns.Context()
@@ -94,7 +94,7 @@ func TestDowngradeIsForOneWriter(t *testing.T) {
 		}
 		ns.unlock(ns.nested(l, m, true)) // it still writes
 		if ns.try(false) {
-			ns.Error("readers get in")
+			ns.Error("a reader was granted the lock beside a writer")
 		}
 		ns.unlock(writes)
 		ns.matches(writes.Downgrade(ctx), ErrUnlocked)
@@ -103,7 +103,7 @@ func TestDowngradeIsForOneWriter(t *testing.T) {
 		}
 		synctest.Wait()
 		if ns.try(true) || !ns.try(false) {
-			ns.Error("it is no lock to read")
+			ns.Error("want a read lock, it is none")
 		}
 		ns.matches(reads.Downgrade(ctx), ErrInvalid)
 		for _, ctx := range []context.Context{l, reads} {
@@ -125,7 +125,7 @@ func TestDowngradeIsForOneWriter(t *testing.T) {
 		ns.unlock(l)
 		ns.downgrade(writes)
 		if ns.try(true) || !ns.try(false) {
-			ns.Error("it is no lock to read")
+			ns.Error("want a read lock, it is none")
 		}
 		ns.unlock(writes)
 
@@ -141,8 +141,8 @@ func TestDowngradeIsForOneWriter(t *testing.T) {
 	})
 }
 
-// Promises 2 and 4: once it has been sent the lock is one to read, and what becomes
-// of the reply does not matter: it is done in the end, and done once.
+// Promises 2 and 4: once a downgrade has been sent the lock is a read lock. It is completed in the end, and once,
+// whatever happens to the reply.
 func TestDowngradeOutlivesItsReply(t *testing.T) {
 	for name, fail := range map[string]func(l *faultnet.Link){
 		"reply lost": func(l *faultnet.Link) { l.LoseReply(digest(script.Refresh), 1); l.Refuse(true) },
@@ -175,7 +175,7 @@ func TestDowngradeOutlivesItsReply(t *testing.T) {
 			start := time.Now()
 			r := <-reader
 			if took := time.Since(start); took > 10*time.Second {
-				ns.Errorf("%s: a reader got in after %v", name, took)
+				ns.Errorf("%s: a reader was granted after %v", name, took)
 			}
 			if l.Err() != nil || ns.try(true) {
 				ns.Errorf("%s: %v", name, l.Err())
@@ -189,7 +189,7 @@ func TestDowngradeOutlivesItsReply(t *testing.T) {
 	}
 }
 
-// Promise 2: it does not prolong the trust in a lock that is cut off.
+// Promise 2: a downgrade does not prolong the trust in a lock that is cut off.
 func TestDowngradeIntoAHoleIsNoRenewal(t *testing.T) {
 	onOneAndFive(t, func(ns *nodes) {
 		l := ns.lock(ns.mutex(), true)
@@ -208,7 +208,7 @@ func TestDowngradeIntoAHoleIsNoRenewal(t *testing.T) {
 	})
 }
 
-// An unlock right behind a downgrade that nobody has confirmed frees the lock.
+// An unlock right after an unconfirmed downgrade frees the lock.
 func TestUnlockAfterALostDowngrade(t *testing.T) {
 	for _, lost := range []bool{true, false} {
 		onOneAndFive(t, func(ns *nodes) {
@@ -235,10 +235,10 @@ func TestUnlockAfterALostDowngrade(t *testing.T) {
 	}
 }
 
-// A node that the lock does not hold when it is downgraded it enters as a reader.
-func TestNodesNotHeldAreEnteredToRead(t *testing.T) {
+// A downgraded lock acquires the nodes that it does not hold for reading.
+func TestDowngradeAcquiresTheOtherNodesForReading(t *testing.T) {
 	onNodes(t, 5, func(ns *nodes) {
-		// Somebody else has two of them, which is not enough.
+		// Another client holds two of them, which is not enough.
 		clients := ns.process()
 		var minor []*Lock
 		for _, i := range []int{3, 4} {
@@ -266,8 +266,8 @@ func TestNodesNotHeldAreEnteredToRead(t *testing.T) {
 			ns.unlock(l)
 		}
 		time.Sleep(time.Minute)
-		// So it outlives the loss of the others, and one that forgets it is
-		// entered as a reader too.
+		// So it outlives the loss of the others, and a node that forgets it is
+		// acquired for reading too.
 		ns.minis[0].FlushAll()
 		time.Sleep(time.Minute)
 		ns.minis[1].FlushAll()
@@ -290,7 +290,7 @@ func TestNodesNotHeldAreEnteredToRead(t *testing.T) {
 	})
 }
 
-// It takes a majority to confirm it, and the others go over when they can.
+// A majority has to confirm a downgrade. The other nodes follow when they can.
 func TestDowngradeNeedsAMajority(t *testing.T) {
 	onNodes(t, 5, func(ns *nodes) {
 		m := ns.mutex(WithTTL(time.Minute))
@@ -306,7 +306,7 @@ func TestDowngradeNeedsAMajority(t *testing.T) {
 				ns.Errorf("%d down: %v", down, err)
 			}
 			if took := time.Since(start); took > m.config.Timeout {
-				ns.Errorf("%d down: it took %v", down, took)
+				ns.Errorf("%d down: it took %v, want at most %v", down, took, m.config.Timeout)
 			}
 			for _, link := range ns.links {
 				heal(link)
@@ -325,9 +325,8 @@ func TestDowngradeNeedsAMajority(t *testing.T) {
 	})
 }
 
-// A node that forgets the lock in the very moment is entered as a reader, and counts
-// as one that has gone over, once.
-func TestDowngradeCountsNodesEnteredAnew(t *testing.T) {
+// A node that forgets the lock in the meantime is acquired again for reading, and counts as confirmed, once.
+func TestDowngradeCountsNodesAcquiredAgain(t *testing.T) {
 	onNodes(t, 5, func(ns *nodes) {
 		m := ns.mutex(WithTTL(time.Minute))
 		l := ns.lock(m, true)
@@ -343,7 +342,7 @@ func TestDowngradeCountsNodesEnteredAnew(t *testing.T) {
 		down(2, 5)
 		for range 2 {
 			ns.matches(l.Downgrade(ns.Context()), ErrRedis)
-			time.Sleep(time.Second) // the two are entered
+			time.Sleep(time.Second) // the two are acquired again
 		}
 		heal(ns.links[4])
 		ns.downgrade(l)
@@ -356,8 +355,8 @@ func TestDowngradeCountsNodesEnteredAnew(t *testing.T) {
 	})
 }
 
-// Readers that give up while they are granted pass it on, and no ghost is left.
-func TestDowngradeRacesCancelledReaders(t *testing.T) {
+// Readers that give up while they are granted the lock pass it on.
+func TestDowngradeRacesCanceledReaders(t *testing.T) {
 	for _, n := range []int{1, 5} {
 		onNodes(t, n, func(ns *nodes) {
 			random := rand.New(rand.NewPCG(4, uint64(n)))
@@ -386,7 +385,7 @@ func TestDowngradeRacesCancelledReaders(t *testing.T) {
 				start := time.Now()
 				ns.unlock(<-writer)
 				if took := time.Since(start); took > time.Second {
-					ns.Errorf("the writer got in after %v", took)
+					ns.Errorf("the writer was granted after %v", took)
 				}
 			}
 			time.Sleep(3 * DefaultTTL)
@@ -395,30 +394,29 @@ func TestDowngradeRacesCancelledReaders(t *testing.T) {
 	}
 }
 
-// Foreign data in its way is an error that says so, and is left alone. If it goes in
-// time the downgrade is done after all.
-func TestDowngradeSaysWhatIsInItsWay(t *testing.T) {
+// Foreign data under a key is reported as ErrNotLock and left as it is. If it goes in time, the downgrade is completed.
+func TestDowngradeReportsForeignData(t *testing.T) {
 	inBubble(t, func(w *world) {
 		l := w.lock(NewMutex(w.client(nil), "x"), true)
-		_, _ = w.m.ZAdd("{x}:lease", 1, "mine")
+		_, _ = w.Redis.ZAdd("{x}:lease", 1, "mine")
 		w.matches(l.Downgrade(w.Context()), ErrNotLock)
 		<-l.Done()
 		if !errors.Is(context.Cause(l), ErrLockLost) {
 			t.Error(context.Cause(l))
 		}
-		if members, _ := w.m.ZMembers("{x}:lease"); len(members) != 1 || members[0] != "mine" {
+		if members, _ := w.Redis.ZMembers("{x}:lease"); len(members) != 1 || members[0] != "mine" {
 			t.Errorf("%q is left", members)
 		}
-		w.m.Del("{x}:lease")
+		w.Redis.Del("{x}:lease")
 
 		l = w.lock(NewMutex(w.client(nil), "x"), true)
-		_, _ = w.m.ZAdd("{x}:lease", 1, "mine")
+		_, _ = w.Redis.ZAdd("{x}:lease", 1, "mine")
 		w.matches(l.Downgrade(w.Context()), ErrNotLock)
 		time.Sleep(DefaultTTL / 2)
-		w.m.Del("{x}:lease")
+		w.Redis.Del("{x}:lease")
 		time.Sleep(DefaultTTL)
-		if l.Err() != nil || w.m.Type("x") != "set" {
-			t.Errorf("%v, %s", context.Cause(l), w.m.Type("x"))
+		if l.Err() != nil || w.Redis.Type("x") != "set" {
+			t.Errorf("%v, %s", context.Cause(l), w.Redis.Type("x"))
 		}
 		w.unlock(l)
 	})

@@ -1,8 +1,7 @@
 package redismutex
 
-// This file answers: what can a name, or a server gone mad, do to a client?
-// A name is refused, or its keys share a slot. A server is answered by an
-// error: nothing panics or hangs, and nothing is taken for a grant that is none.
+// Hostile names and hostile servers. A name is refused, or all keys of its lock share a slot. Whatever a server
+// replies, a call returns an error: nothing panics or hangs, and only a grant is taken for a grant.
 
 import (
 	"bufio"
@@ -29,7 +28,7 @@ import (
 	"github.com/redismutex/redismutex/internal/script"
 )
 
-// slot is the hash slot of a key, by the specification of Redis Cluster.
+// slot returns the hash slot of a key, as the specification of Redis Cluster defines it.
 func slot(key string) uint16 {
 	if open := strings.IndexByte(key, '{'); open >= 0 {
 		if n := strings.IndexByte(key[open+1:], '}'); n > 0 {
@@ -46,7 +45,7 @@ func slot(key string) uint16 {
 	return crc % 16384
 }
 
-// The examples of the specification, and what CLUSTER KEYSLOT says of some.
+// The examples of the specification, and some results of CLUSTER KEYSLOT.
 func TestSlot(t *testing.T) {
 	for key, want := range map[string]uint16{
 		"": 0, "123456789": 0x31c3, "foo": 12182, "foo{}{bar}": 8363,
@@ -58,10 +57,10 @@ func TestSlot(t *testing.T) {
 	}
 }
 
-// all are the four keys.
+// keyNames returns the four keys.
 func keyNames(k *script.Keys) []string { return []string{k.Name(), k.Intents(), k.Leases(), k.Token()} }
 
-// keysOf are the keys of a lock, with WithKey unless key is "".
+// keysOf returns the keys of a lock, with WithKey unless key is "".
 func keysOf(name, key string) (*script.Keys, error) {
 	m, r := NewMutex(redis.NewClient(&redis.Options{}), name), request{}
 	var opt []LockOption
@@ -78,7 +77,7 @@ var tagged = regexp.MustCompile(`^[^{]*\{[^}]+\}`)
 // derived matches a name that would be another lock's key.
 var derived = regexp.MustCompile(`:(its-)?(lock-intent|lease|token)$`)
 
-// fit says whether a lock can have that name.
+// fit reports whether a lock can have that name.
 func fit(name string) bool {
 	if tagged.MatchString(name) {
 		return !derived.MatchString(name)
@@ -86,8 +85,7 @@ func fit(name string) bool {
 	return name != "" && !strings.Contains(name, "}")
 }
 
-// Promises 1 and 10, and the rule of newKeys: a name is refused, or its keys differ
-// and share a slot. No two locks have a key in common.
+// Promises 1 and 10: a name is refused, or its keys differ and share a slot. No two locks have a key in common.
 func FuzzKeysOfALockShareItsSlot(f *testing.F) {
 	for _, c := range [][3]string{
 		{"x", "", "y"}, {"x", "7", "x:7"}, {"{x}", "lease", "x"}, {"a{x}b", "", "{a{x}b}"}, {"", "k", "x"},
@@ -122,7 +120,7 @@ func FuzzKeysOfALockShareItsSlot(f *testing.F) {
 			}
 		}
 
-		// Another lock, and those whose names come close.
+		// Another lock, and some with a similar name.
 		for _, other := range []string{other, "{" + full + "}", full + ":its", "{" + full + "}:its-", all[1] + other} {
 			o, err := keysOf(other, "")
 			if err != nil || other == full {
@@ -144,7 +142,7 @@ func bit(b bool) int {
 	return 0
 }
 
-// A tape is what a value is made of, byte by byte; behind its end are zeros.
+// A tape is the bytes from which a value is made; after its end come zeros.
 type tape []byte
 
 func (t *tape) next() (b byte) {
@@ -161,7 +159,7 @@ func (t *tape) text() string {
 	return s
 }
 
-// value is what go-redis may make of a reply, errors inside of it included.
+// value returns what go-redis may make of a reply, errors inside of it included.
 func (t *tape) value(depth int) any {
 	switch t.next() % 10 {
 	case 0, 1, 2:
@@ -193,7 +191,7 @@ func (t *tape) value(depth int) any {
 	return list
 }
 
-// wire is a value as a server sends it.
+// wire returns a value as a server sends it.
 func wire(value any) []byte {
 	switch v := value.(type) {
 	case int64:
@@ -214,9 +212,8 @@ func wire(value any) []byte {
 	return []byte(",nan\r\n")
 }
 
-// brief is what lua/lib/status.lua says that an integer means: 0 that the id is unknown, 1 what
-// was asked for, more than that a token, and -1 - ms that the id waits. A release grants
-// nothing, so it is never told to wait.
+// brief returns what lua/lib/status.lua says that an integer means: 0 that the id is unknown, 1 a plain success, more
+// than that a token, and -1 - ms that the id waits. A release never replies that.
 func brief(s *script.Script, n int64) script.Reply {
 	short := script.Granted
 	if s == script.Unlock {
@@ -235,8 +232,8 @@ func brief(s *script.Script, n int64) script.Reply {
 	return script.Reply{} // an error
 }
 
-// Promise 10: what is no reply of a script is an error of Redis, and what is one
-// is in the ranges that lua/lib/status.lua names.
+// Promise 10: a reply that no script gives is an error of Redis. Any other is in the ranges that lua/lib/status.lua
+// names.
 func FuzzParsedRepliesAreInRange(f *testing.F) {
 	for _, seed := range []string{
 		"\x00\x01", "\x00\x00", "\x03\x00\x05\xaf\x31\x07\xa4\x00\x00", "\x05", "\x07\x09WRONGTYPE",
@@ -279,8 +276,8 @@ func FuzzParsedRepliesAreInRange(f *testing.F) {
 	})
 }
 
-// A mad server answers the calls of scripts by what it was given, and then by
-// the last of it again and again. Each takes it a millisecond.
+// A madServer answers script calls with the given replies in turn, and then with the last of them for ever. Each takes
+// it a millisecond.
 type madServer struct {
 	replies [][]byte
 	message string // published once somebody has subscribed
@@ -324,7 +321,7 @@ func (s *madServer) serve(conn net.Conn) {
 	}
 }
 
-// readCommand reads what a client sends: an array of strings.
+// readCommand reads one command of a client: an array of strings.
 func readCommand(r *bufio.Reader) (command []string, err error) {
 	length := func() (n int) {
 		line, e := r.ReadString('\n')
@@ -343,14 +340,14 @@ func readCommand(r *bufio.Reader) (command []string, err error) {
 	return command, err
 }
 
-// What has to be in a reply, or in a message, if a lock is granted.
+// What a reply, or a message, has to contain if it grants a lock.
 var (
 	grantReply   = regexp.MustCompile(`:\+?0*1\r\n:\+?\d+\r\n:\+?0*[0-7]\r\n|^:\+?0*[1-9]\d*\r\n|\d \d`)
 	grantMessage = regexp.MustCompile(`^\d+ \d`)
 )
 
-// outsized matches what announces more than it can be: go-redis believes it, and
-// makes room. Attributes are of RESP3, which was not asked for.
+// outsized matches a reply that announces more than it can contain: go-redis believes it and allocates as much.
+// Attributes are of RESP3, which is not in use.
 var outsized = regexp.MustCompile(`[*%~>$=!]\+?\d{5}|\|`)
 
 // Bits of how a mad server is met.
@@ -363,9 +360,8 @@ const (
 	inBrief // what is locked is unlocked at once
 )
 
-// Promise 10, and those of LockContext and UnlockContext: whatever servers
-// answer, a call returns in time, with an error that says of what kind it is, or
-// a lock that was granted. When all is over nobody asks any more.
+// Promise 10: whatever servers reply, a call returns in time, with an error of one kind or a lock that was granted.
+// When all is over no more calls are made.
 func FuzzHostileReplies(f *testing.F) {
 	const token = ":1700000000000001\r\n"
 	for _, c := range []struct {
@@ -413,7 +409,7 @@ func FuzzHostileReplies(f *testing.F) {
 	})
 }
 
-// meet has a client meet mad servers. Time is virtual.
+// meet has a client call mad servers. Time is virtual.
 func meet(t *testing.T, how byte, replies [][]byte, message string, granted bool) {
 	const ttl, timeout = MinTTL, time.Second
 	servers := make([]*madServer, 1)
@@ -433,7 +429,7 @@ func meet(t *testing.T, how byte, replies [][]byte, message string, granted bool
 	}
 	m := NewRedlock(clients, "x", WithTTL(ttl))
 	if m.config.Ranks != nil {
-		m.config.Ranks = &acquisition.LamportClock{Now: time.Now} // no other test is to see what they say
+		m.config.Ranks = &acquisition.LamportClock{Now: time.Now} // of its own: other tests must not see these ranks
 	}
 	ask := [2][2]func(context.Context, ...LockOption) (*Lock, error){
 		{m.RLockContext, m.LockContext}, {m.TryRLockContext, m.TryLockContext},
@@ -500,6 +496,6 @@ func meet(t *testing.T, how byte, replies [][]byte, message string, granted bool
 	before := calls()
 	time.Sleep(10 * time.Second)
 	if after := calls(); after != before {
-		t.Errorf("%d calls after all was over", after-before)
+		t.Errorf("%d calls after the lock was released, want none", after-before)
 	}
 }

@@ -1,7 +1,6 @@
 package redismutex
 
-// This file answers: do whole clients keep the promises that time is part of?
-// Time is virtual: hours pass at once, and a lease ends to the nanosecond.
+// Clients on one Redis in virtual time: hours pass at once, and a lease ends to the nanosecond.
 
 import (
 	"context"
@@ -20,7 +19,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 	"github.com/redismutex/redismutex/internal/clock"
 	"github.com/redismutex/redismutex/internal/faultnet"
@@ -29,7 +27,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// Faults are injected by the dozen, and the tests of the log have their own.
+	// Injected faults would fill the log; tests of the log set their own.
 	SetLog(NopLog)
 	redis.SetLogger(silence{})
 	if strconv.IntSize < 64 {
@@ -42,43 +40,33 @@ type silence struct{}
 
 func (silence) Printf(context.Context, string, ...any) {}
 
-// A world is a server in virtual time, and a way to it that fails on demand.
+// A world is one Redis in virtual time. Link is a network that fails on demand, for as many processes as use it.
 type world struct {
-	*testing.T
-	m    *miniredis.Miniredis
+	*redistest.World
 	link *faultnet.Link
 }
 
 func inBubble(t *testing.T, f func(w *world)) {
 	t.Helper()
-	redistest.MiniLocks(t)
-	synctest.Test(t, func(t *testing.T) {
-		m, rc := redistest.Mini(t)
-		// The faults are told by the scripts' digests: the server knows them.
-		for _, s := range []*script.Script{script.Lock, script.RLock, script.Refresh, script.Unlock} {
-			if err := rc.ScriptLoad(t.Context(), s.Source()).Err(); err != nil {
-				t.Fatal(err)
-			}
-		}
-		w := &world{t, m, faultnet.New(redistest.MiniDial(m))}
-		f(w)
-		// Whatever goes on in the background must come to its end.
-		w.link.Hole(false, false)
-		w.link.Refuse(false)
-		w.link.SetDelay(0)
-		w.link.Cut()
-		time.Sleep(time.Minute)
+	redistest.InVirtualTime(t, func(rw *redistest.World) {
+		loadScripts(rw, rw.Admin)
+		_, link := rw.Process()
+		f(&world{rw, link})
 	})
 }
 
-// client is a process: another one with each call. The first argument is the
-// link to it, or nil for a way that does not fail.
-func (w *world) client(link *faultnet.Link, mutate ...func(*redis.Options)) *redis.Client {
-	return redistest.MiniClient(w, w.m, append(mutate, func(o *redis.Options) {
-		if link != nil {
-			o.Dialer = link.Dial
+// loadScripts makes the scripts known to a server, so that a fault can be set for the digest of one.
+func loadScripts(w *redistest.World, rc *redis.Client) {
+	for _, s := range []*script.Script{script.Lock, script.RLock, script.Refresh, script.Unlock} {
+		if err := rc.ScriptLoad(w.Context(), s.Source()).Err(); err != nil {
+			w.Fatal(err)
 		}
-	})...)
+	}
+}
+
+// client returns the client of one more process, which reaches Redis through link; nil is a network that never fails.
+func (w *world) client(link *faultnet.Link, mutate ...func(*redis.Options)) *redis.Client {
+	return redistest.MiniClient(w, w.Redis, append(mutate, redistest.Through(link))...)
 }
 
 func (w *world) lock(m *RWMutex, write bool) *Lock {
@@ -101,7 +89,7 @@ func (w *world) unlock(l *Lock) {
 	}
 }
 
-// later locks in the background.
+// later locks in the background, and returns when that call waits.
 func (w *world) later(m *RWMutex, write bool) <-chan *Lock {
 	c := make(chan *Lock, 1)
 	go func() { c <- w.lock(m, write) }()
@@ -109,16 +97,18 @@ func (w *world) later(m *RWMutex, write bool) <-chan *Lock {
 	return c
 }
 
+// pending checks that a lock has not been granted yet.
 func (w *world) pending(c <-chan *Lock) {
 	w.Helper()
 	synctest.Wait()
 	select {
 	case <-c:
-		w.Fatal("it has the lock already")
+		w.Fatal("the lock was granted, want it pending")
 	default:
 	}
 }
 
+// matches returns what is wrong with an error that is to match one of the package's errors and no other.
 func matches(err error, want error) string {
 	all := map[string]error{
 		"ErrLock": ErrLock, "ErrLockLost": ErrLockLost, "ErrUnlocked": ErrUnlocked, "ErrUpgrade": ErrUpgrade, "ErrRedis": ErrRedis, "ErrNotLock": ErrNotLock,
@@ -139,7 +129,7 @@ func (w *world) matches(err error, want error) {
 	}
 }
 
-// Promise 2.
+// Promise 2: a lock renews itself until it is unlocked.
 func TestLockRenewsItselfUntilUnlock(t *testing.T) {
 	for _, write := range []bool{true, false} {
 		inBubble(t, func(w *world) {
@@ -160,8 +150,8 @@ func TestLockRenewsItselfUntilUnlock(t *testing.T) {
 	}
 }
 
-// Promise 2: cut off in whatever way, and at whatever moment, a lock's context
-// is done before the server lets anyone else in, and not much before.
+// Promise 2: a lock's context is done before the server grants the lock to another, and not long before, whatever cuts
+// the holder off and when.
 func TestContextIsDoneBeforeTheNextHolderBegins(t *testing.T) {
 	faults := map[string]func(*faultnet.Link){
 		"black hole":       func(l *faultnet.Link) { l.Hole(true, true) },
@@ -195,8 +185,7 @@ func TestContextIsDoneBeforeTheNextHolderBegins(t *testing.T) {
 	}
 }
 
-// Promise 2: a process that was stopped learns of the end of its lease from
-// Err, before any timer has fired.
+// Promise 2: after a stop of the process, Err knows that the lease has ended before any timer fires.
 func TestErrKnowsTheTimeBeforeTheTimers(t *testing.T) {
 	inBubble(t, func(w *world) {
 		l := w.lock(NewMutex(w.client(nil), "x"), true)
@@ -213,7 +202,7 @@ func TestErrKnowsTheTimeBeforeTheTimers(t *testing.T) {
 	})
 }
 
-// A short outage is survived: errors are retried within the trust.
+// A lock survives a short outage: renewals are retried while it is trusted.
 func TestShortOutageLosesNothing(t *testing.T) {
 	inBubble(t, func(w *world) {
 		rc := w.client(w.link, func(o *redis.Options) { o.MaxRetries, o.DialerRetries = -1, 1 })
@@ -230,8 +219,8 @@ func TestShortOutageLosesNothing(t *testing.T) {
 	})
 }
 
-// Promise 10: what ended a lock is its cause, and what depends on it ends.
-func TestUnlockEndsTheContextAndSaysSo(t *testing.T) {
+// Promise 10: the cause of an unlocked lock, and of every context derived from it, is ErrUnlocked.
+func TestUnlockEndsTheContextWithErrUnlocked(t *testing.T) {
 	inBubble(t, func(w *world) {
 		type key struct{}
 		parent := context.WithValue(context.Background(), key{}, "v")
@@ -254,9 +243,9 @@ func TestUnlockEndsTheContextAndSaysSo(t *testing.T) {
 	})
 }
 
-// The end of the parent ends the context, not the hold: what cleans up is still
-// protected. And Unlock works then.
-func TestHoldOutlivesItsParent(t *testing.T) {
+// The end of the parent ends the lock's context, but does not release the lock: it still protects the cleanup, and
+// Unlock works.
+func TestLockIsHeldAfterItsParentEnds(t *testing.T) {
 	inBubble(t, func(w *world) {
 		why := errors.New("why")
 		ctx, cancel := context.WithCancelCause(context.Background())
@@ -277,29 +266,29 @@ func TestHoldOutlivesItsParent(t *testing.T) {
 	})
 }
 
-// Promise 10: the server has forgotten it.
+// Promise 10: a lock that the server has forgotten is lost with the next renewal, or with Unlock.
 func TestForgottenLockIsLostWithTheNextRenewal(t *testing.T) {
 	for _, write := range []bool{true, false} {
 		inBubble(t, func(w *world) {
 			l := w.lock(NewMutex(w.client(nil), "x"), write)
-			w.m.FlushAll()
+			w.Redis.FlushAll()
 			start := time.Now()
 			<-l.Done()
 			if took := time.Since(start); took > DefaultTTL/2 {
-				t.Errorf("it took %v", took)
+				t.Errorf("it took %v, want at most %v", took, DefaultTTL/2)
 			}
 			w.matches(context.Cause(l), ErrLockLost)
 			if !strings.Contains(context.Cause(l).Error(), `"x"`) {
 				t.Errorf("%q does not name the key", context.Cause(l))
 			}
 			l2 := w.lock(NewMutex(w.client(nil), "x"), write)
-			w.m.FlushAll()
+			w.Redis.FlushAll()
 			w.matches(l2.UnlockContext(context.Background()), ErrLockLost)
 		})
 	}
 }
 
-// Promise 10.
+// Promise 10: a wait that ends with its context returns the error of that context, and leaves no intent.
 func TestErrorsOfTheCallersContext(t *testing.T) {
 	inBubble(t, func(w *world) {
 		mutex := NewMutex(w.client(nil), "x")
@@ -326,13 +315,13 @@ func TestErrorsOfTheCallersContext(t *testing.T) {
 			t.Error("locked")
 		}
 		synctest.Wait()
-		if n := w.m.Exists("{x}:lock-intent"); n {
-			t.Error("an intent is left")
+		if n := w.Redis.Exists("{x}:lock-intent"); n {
+			t.Error("an intent is left, want none")
 		}
 	})
 }
 
-// Promise 10: an error of Redis is that, even if it is a time-out.
+// Promise 10: an error of Redis matches ErrRedis alone, even if it is a time-out.
 func TestErrorsOfRedis(t *testing.T) {
 	inBubble(t, func(w *world) {
 		mutex := NewMutex(w.client(w.link), "x")
@@ -350,16 +339,15 @@ func TestErrorsOfRedis(t *testing.T) {
 		_, err = mutex.LockContext(context.Background())
 		w.matches(err, ErrRedis)
 		w.link.Hole(false, false)
-		w.m.SetError("LOADING Redis is loading the dataset in memory")
+		w.Redis.SetError("LOADING Redis is loading the dataset in memory")
 		_, err = mutex.LockContext(context.Background())
 		w.matches(err, ErrRedis)
-		w.m.SetError("")
+		w.Redis.SetError("")
 		w.unlock(w.lock(mutex, true))
 	})
 }
 
-// LockContext returns when its context does, although Redis does not answer;
-// and nothing comes of it later.
+// LockContext returns when its context ends, although Redis does not answer, and its acquire is granted nothing later.
 func TestLockContextReturnsWithItsContext(t *testing.T) {
 	for _, timeout := range []time.Duration{time.Millisecond, 200 * time.Millisecond} {
 		inBubble(t, func(w *world) {
@@ -375,17 +363,17 @@ func TestLockContextReturnsWithItsContext(t *testing.T) {
 				t.Errorf("it took %v", took)
 			}
 			synctest.Wait()
-			release() // the enter arrives after its own leave
+			release() // the acquire arrives after its own release
 			synctest.Wait()
-			if w.m.Exists("x") {
-				t.Error("a ghost holds the lock")
+			if w.Redis.Exists("x") {
+				t.Error("the lock is held, want it free")
 			}
 		})
 	}
 }
 
-// Promise 4: the reply is lost and go-redis sends the request again.
-func TestLostReplyIsHeldOnce(t *testing.T) {
+// Promise 4: go-redis sends an acquire again if the reply is lost.
+func TestAcquireWithALostReplyHoldsOnce(t *testing.T) {
 	for _, write := range []bool{true, false} {
 		inBubble(t, func(w *world) {
 			mutex := NewMutex(w.client(w.link), "x")
@@ -399,16 +387,15 @@ func TestLostReplyIsHeldOnce(t *testing.T) {
 			_, err := NewMutex(w.client(nil), "x").TryLockContext(w.Context())
 			w.matches(err, ErrLock)
 			w.unlock(l)
-			if w.m.Exists("x") {
-				t.Error("a ghost holds the lock")
+			if w.Redis.Exists("x") {
+				t.Error("the lock is held, want it free")
 			}
 		})
 	}
 }
 
-// Promise 4: a copy of an enter that go-redis has sent again lands after the
-// lock was unlocked.
-func TestLateCopyOfAnEnterIsRefused(t *testing.T) {
+// Promise 4: a copy of an acquire that go-redis has sent again arrives after the unlock.
+func TestLateCopyOfAnAcquireIsRefused(t *testing.T) {
 	inBubble(t, func(w *world) {
 		mutex := NewMutex(w.client(w.link, func(o *redis.Options) { o.ReadTimeout = 100 * time.Millisecond }), "x")
 		w.unlock(w.lock(mutex, true))
@@ -417,13 +404,13 @@ func TestLateCopyOfAnEnterIsRefused(t *testing.T) {
 		w.unlock(l)
 		release()
 		synctest.Wait()
-		if w.m.Exists("x") {
-			t.Error("a ghost holds the lock")
+		if w.Redis.Exists("x") {
+			t.Error("the lock is held, want it free")
 		}
 	})
 }
 
-// Unlock while a renewal is under way: nothing is lost, no key comes back.
+// An unlock while a renewal is under way is no loss, and the renewal brings no key back.
 func TestUnlockRacesARenewal(t *testing.T) {
 	for _, write := range []bool{true, false} {
 		inBubble(t, func(w *world) {
@@ -433,8 +420,8 @@ func TestUnlockRacesARenewal(t *testing.T) {
 			w.unlock(l)
 			release()
 			synctest.Wait()
-			if context.Cause(l) != ErrUnlocked || w.m.Exists("x") || w.m.Exists("{x}:lease") {
-				t.Error(context.Cause(l), w.m.Keys())
+			if context.Cause(l) != ErrUnlocked || w.Redis.Exists("x") || w.Redis.Exists("{x}:lease") {
+				t.Error(context.Cause(l), w.Redis.Keys())
 			}
 		})
 	}
@@ -456,36 +443,36 @@ func TestUnlockGoesOnAfterAnError(t *testing.T) {
 	})
 }
 
-// Promise 8.
+// Promise 8: nothing is left of crashed participants after their leases, and nothing at all after a day.
 func TestNothingStays(t *testing.T) {
 	inBubble(t, func(w *world) {
-		dead := NewMutex(w.client(w.link), "x")
-		w.lock(dead, false)
+		crashing := NewMutex(w.client(w.link), "x")
+		w.lock(crashing, false)
 		waiter := make(chan error, 1)
 		ctx, cancel := context.WithCancel(context.Background())
-		go func() { _, err := dead.LockContext(ctx); waiter <- err }()
+		go func() { _, err := crashing.LockContext(ctx); waiter <- err }()
 		synctest.Wait()
 		w.link.Refuse(true)
 		w.link.Cut()
 		time.Sleep(DefaultTTL + time.Millisecond)
-		if keys := w.m.Keys(); fmt.Sprint(keys) != "[]" {
-			t.Errorf("%q are left", keys)
+		if keys := w.Redis.Keys(); fmt.Sprint(keys) != "[]" {
+			t.Errorf("%q are left in Redis", keys)
 		}
 		cancel()
 		<-waiter
 		l := w.lock(NewMutex(w.client(nil), "x"), true)
 		w.unlock(l)
-		if keys := w.m.Keys(); fmt.Sprint(keys) != "[{x}:token]" {
-			t.Errorf("%q are left", keys)
+		if keys := w.Redis.Keys(); fmt.Sprint(keys) != "[{x}:token]" {
+			t.Errorf("%q are left in Redis", keys)
 		}
 		time.Sleep(24*time.Hour + time.Second)
-		if keys := w.m.Keys(); len(keys) != 0 {
-			t.Errorf("%q are left", keys)
+		if keys := w.Redis.Keys(); len(keys) != 0 {
+			t.Errorf("%q are left in Redis", keys)
 		}
 	})
 }
 
-// Mutexes with different TTLs: each keeps its own lease alive at its own pace.
+// Each lock is renewed at the pace of its own TTL.
 func TestMixedTTLs(t *testing.T) {
 	inBubble(t, func(w *world) {
 		rc := w.client(nil)
@@ -500,7 +487,7 @@ func TestMixedTTLs(t *testing.T) {
 	})
 }
 
-// Bad input gets an error that says what is wrong, from every call.
+// Promise 10: bad input is refused by every call, with an error that names it.
 func TestBadInputIsRefused(t *testing.T) {
 	inBubble(t, func(w *world) {
 		rc := w.client(nil)
@@ -527,7 +514,7 @@ func TestBadInputIsRefused(t *testing.T) {
 				_, err := call(w.Context())
 				w.matches(err, ErrInvalid)
 				if !strings.Contains(err.Error(), strings.TrimSpace(want)) {
-					t.Errorf("%q does not say %q", err, want)
+					t.Errorf("%q does not contain %q", err, want)
 				}
 			}
 			if _, ok := m.TryLock(); ok {
@@ -542,7 +529,7 @@ func TestBadInputIsRefused(t *testing.T) {
 			_, err := m.LockContext(w.Context(), o)
 			w.matches(err, ErrInvalid)
 			if !strings.Contains(err.Error(), want) {
-				t.Errorf("%q does not say %q", err, want)
+				t.Errorf("%q does not contain %q", err, want)
 			}
 		}
 		_, err := m.LockContext(noContext)
@@ -551,14 +538,13 @@ func TestBadInputIsRefused(t *testing.T) {
 		w.matches(l.UnlockContext(noContext), ErrInvalid)
 		w.unlock(l)
 		rc.Del(w.Context(), "{y}:token")
-		if len(w.m.Keys()) != 0 {
-			t.Errorf("bad input wrote %q", w.m.Keys())
+		if len(w.Redis.Keys()) != 0 {
+			t.Errorf("bad input wrote %q", w.Redis.Keys())
 		}
 	})
 }
 
-// The plain calls report by bool, and their errors go to the log: the package's,
-// or the mutex's own.
+// The calls that return a bool log their errors, to the log of the package or of the mutex.
 func TestPlainCallsLogTheirErrors(t *testing.T) {
 	inBubble(t, func(w *world) {
 		defer SetLog(NopLog)
@@ -575,7 +561,7 @@ func TestPlainCallsLogTheirErrors(t *testing.T) {
 			t.Error("locked")
 		}
 		if len(lines) != 0 {
-			t.Errorf("that it is held is no error: %q", lines)
+			t.Errorf("a refused try was logged: %q", lines)
 		}
 		w.unlock(held)
 		w.link.Refuse(true)
@@ -599,7 +585,7 @@ func TestPlainCallsLogTheirErrors(t *testing.T) {
 	})
 }
 
-// A tracing hook of the client sees commands with the keys in them.
+// A tracing hook sees commands with the key and the id in them.
 func TestHooksSeeTheKeys(t *testing.T) {
 	inBubble(t, func(w *world) {
 		rc, spans := w.client(nil), &tracer{}
@@ -629,7 +615,7 @@ func (c *tracer) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// Names: the derived keys are in the slot of the lock's key.
+// All keys of a lock are in the slot of its name.
 func TestDerivedKeysShareTheSlot(t *testing.T) {
 	for _, name := range []string{"x", "a b", "замок", "a\x00b", strings.Repeat("k", 10_000), "{tag}x", "x{tag}", "{", "a{b", "{{b}", "{a}}b{c}", "{x}"} {
 		k, err := script.NewKeys(name)
@@ -645,8 +631,7 @@ func TestDerivedKeysShareTheSlot(t *testing.T) {
 	}
 }
 
-// Promise 1: no lock has a key of another one, or the two would grant each other's
-// waiters.
+// Promise 1: two locks that shared a key would grant each other's waiters.
 func TestNoTwoLocksShareAKey(t *testing.T) {
 	seen := map[string]string{}
 	for _, name := range []string{"x", "{x}", "{x}:", "{x}::", "{x}:its", "{x}:its-", "{{x}", "{x", "{x}x", "x{x}"} {
@@ -660,7 +645,7 @@ func TestNoTwoLocksShareAKey(t *testing.T) {
 			}
 			seen[key] = name
 		}
-		// Nor can it be named like one.
+		// Nor can a lock be named like one.
 		for _, key := range []string{k.Intents(), k.Leases(), k.Token()} {
 			if _, err := script.NewKeys(key); !errors.Is(err, ErrInvalid) || !strings.Contains(err.Error(), "another lock") {
 				t.Errorf("%q: %v", key, err)
@@ -680,8 +665,7 @@ func TestNoTwoLocksShareAKey(t *testing.T) {
 	})
 }
 
-// hashed is the part of a key that its slot is computed from, by the words of
-// the Cluster specification.
+// hashed returns the part of a key from which Redis Cluster computes the slot.
 func hashed(key string) string {
 	if open := strings.IndexByte(key, '{'); open >= 0 {
 		if length := strings.IndexByte(key[open+1:], '}'); length > 0 {
@@ -691,9 +675,8 @@ func hashed(key string) string {
 	return key
 }
 
-// A try whose context ends leaves what it may have been granted at once, in the
-// background.
-func TestTryThatIsCutShortLeavesNothing(t *testing.T) {
+// A try whose context ends releases in the background what it may have been granted.
+func TestCanceledTryLeavesNothing(t *testing.T) {
 	inBubble(t, func(w *world) {
 		release := w.link.HoldReply(script.Lock.Digest())
 		ctx, cancel := context.WithTimeout(w.Context(), 100*time.Millisecond)

@@ -17,8 +17,8 @@ import (
 	"github.com/redismutex/redismutex/lua"
 )
 
-// readmeACL is the ACL SETUSER command of docs/operations.md, as words.
-func readmeACL(t *testing.T) []string {
+// docsACL returns the ACL SETUSER command of docs/operations.md, as words.
+func docsACL(t *testing.T) []string {
 	page, err := os.ReadFile("docs/operations.md")
 	if err != nil {
 		t.Fatal(err)
@@ -31,7 +31,7 @@ func readmeACL(t *testing.T) []string {
 	return append([]string{"ACL"}, strings.Fields(strings.ReplaceAll(command, "\\\n", " "))...)
 }
 
-func TestReadmeNamesTheCommandsOfTheScripts(t *testing.T) {
+func TestDocsACLNamesTheCommandsInUse(t *testing.T) {
 	var used []string
 	for _, verb := range []string{"lock", "rlock", "refresh", "unlock"} {
 		for _, command := range regexp.MustCompile(`\bp?call\('(\w+)'`).FindAllStringSubmatch(lua.Source(verb), -1) {
@@ -42,7 +42,7 @@ func TestReadmeNamesTheCommandsOfTheScripts(t *testing.T) {
 	used = append(used, "evalsha", "eval", "subscribe", "unsubscribe", "ping", "hello", "info")
 	slices.Sort(used)
 	var allowed []string
-	for _, word := range readmeACL(t) {
+	for _, word := range docsACL(t) {
 		if name, ok := strings.CutPrefix(word, "+"); ok {
 			allowed = append(allowed, name)
 		}
@@ -53,12 +53,12 @@ func TestReadmeNamesTheCommandsOfTheScripts(t *testing.T) {
 	}
 }
 
-func TestReadmeACLIsEnough(t *testing.T) {
+func TestDocsACLIsEnough(t *testing.T) {
 	ctx := context.Background()
 	server := redistest.Start(t)
 	admin := server.Client(t)
 	var words []any
-	for _, word := range readmeACL(t) {
+	for _, word := range docsACL(t) {
 		words = append(words, word)
 	}
 	if err := admin.Do(ctx, words...).Err(); err != nil {
@@ -102,16 +102,17 @@ func TestReadmeACLIsEnough(t *testing.T) {
 	}
 	wg.Wait()
 	if _, err := NewMutex(user(), "other").LockContext(ctx); err == nil {
-		t.Error("a lock outside of the ACL")
+		t.Error("a key outside of the ACL was locked")
 	}
 }
 
 // renewed waits until l has been renewed.
 func renewed(t *testing.T, l *Lock, ttl time.Duration) {
-	for until := l.Until(); !l.Until().After(until.Add(ttl / 4)); time.Sleep(10 * time.Millisecond) {
-		if l.Err() != nil {
-			t.Errorf("%v, and it was never renewed", context.Cause(l))
-			return
-		}
+	until := l.Until()
+	redistest.Eventually(t, "the lock is renewed", func() bool {
+		return l.Err() != nil || l.Until().After(until.Add(ttl/4))
+	})
+	if l.Err() != nil {
+		t.Errorf("the lock was lost before it was renewed: %v", context.Cause(l))
 	}
 }

@@ -1,7 +1,6 @@
 package redismutex
 
-// This file answers: does a lock over several nodes keep the promises, whatever
-// becomes of a minority of them? Time is virtual.
+// Locks over several nodes keep the promises whatever happens to a minority of them. Time is virtual.
 
 import (
 	"context"
@@ -39,15 +38,11 @@ func onNodes(t *testing.T, n int, f func(*nodes)) {
 		ns := &nodes{world: w}
 		for range n {
 			m, rc := redistest.Mini(w)
-			for _, s := range []*script.Script{script.Lock, script.RLock, script.Refresh, script.Unlock} {
-				if err := rc.ScriptLoad(w.Context(), s.Source()).Err(); err != nil {
-					w.Fatal(err)
-				}
-			}
+			loadScripts(w.World, rc)
 			ns.minis = append(ns.minis, m)
 			ns.links = append(ns.links, faultnet.New(redistest.MiniDial(m)))
 		}
-		w.Cleanup(func() { // also when f gives up: what goes on in the background must come to its end
+		w.Cleanup(func() { // also if f fails: what goes on in the background ends
 			for _, l := range ns.links {
 				heal(l)
 				l.Cut()
@@ -64,7 +59,7 @@ func heal(l *faultnet.Link) {
 	l.SetDelay(0)
 }
 
-// process makes the clients of a process: another one with each call.
+// process returns the clients of one more process.
 func (ns *nodes) process(mutate ...func(node int, rc *redis.Client)) []redis.Scripter {
 	var clients []redis.Scripter
 	for i, m := range ns.minis {
@@ -83,7 +78,7 @@ func (ns *nodes) process(mutate ...func(node int, rc *redis.Client)) []redis.Scr
 
 func (ns *nodes) mutex(opt ...MutexOption) *RWMutex { return NewRedlock(ns.process(), "x", opt...) }
 
-// holders is how many nodes hold the lock, and how many have somebody waiting.
+// holders returns how many nodes hold the lock, and on how many somebody waits.
 func (ns *nodes) holders() (held, waiting int) {
 	for _, m := range ns.minis {
 		if m.Exists("x") {
@@ -96,7 +91,7 @@ func (ns *nodes) holders() (held, waiting int) {
 	return held, waiting
 }
 
-// empty checks that no node knows anything of the lock but its tokens.
+// empty checks that no node knows anything of the lock but its token.
 func (ns *nodes) empty() {
 	ns.Helper()
 	synctest.Wait()
@@ -107,7 +102,7 @@ func (ns *nodes) empty() {
 	}
 }
 
-// Promises 1, 7 and 8, and the price: a command for each node and verb.
+// Promises 1, 7 and 8: a lock is one command for each node and verb.
 func TestQuorumLockIsOneCommandPerNodeAndVerb(t *testing.T) {
 	for n := 1; n <= 7; n++ {
 		for _, write := range []bool{true, false} {
@@ -143,8 +138,7 @@ func TestQuorumLockIsOneCommandPerNodeAndVerb(t *testing.T) {
 	}
 }
 
-// Promise 5 and 6: waiters get it at once, in order, writer by writer and all
-// readers together.
+// Promises 5 and 6: waiters are granted the lock at once and in order, one writer or all readers in front.
 func TestQuorumHandsOnInOrder(t *testing.T) {
 	for _, n := range []int{2, 3, 4, 5} {
 		onNodes(t, n, func(ns *nodes) {
@@ -166,16 +160,15 @@ func TestQuorumHandsOnInOrder(t *testing.T) {
 			}
 			ns.unlock(last)
 			if took := time.Since(start); took != 0 {
-				ns.Errorf("n=%d: it took %v", n, took)
+				ns.Errorf("n=%d: it took %v, want no time", n, took)
 			}
 			ns.empty()
 		})
 	}
 }
 
-// Split votes: contenders that come at once, over links of different length, get
-// a node each. The one who comes first collects them all, and so on, until all
-// have had the lock. The table says how long that takes.
+// Contenders that come at once, over links of different length, get a node each. The lowest rank then collects a
+// majority, and so on until all have had the lock. The log says how long that takes.
 func TestSplitVotesAreResolvedByRank(t *testing.T) {
 	const rounds = 6
 	for _, n := range []int{3, 5} {
@@ -226,7 +219,7 @@ func TestSplitVotesAreResolvedByRank(t *testing.T) {
 	}
 }
 
-// distant makes a process that is up to so far from each node.
+// distant returns the clients of a process with a random distance to each node, at most that far.
 func (ns *nodes) distant(random *rand.Rand, most time.Duration) []redis.Scripter {
 	var clients []redis.Scripter
 	for i, m := range ns.minis {
@@ -237,8 +230,7 @@ func (ns *nodes) distant(random *rand.Rand, most time.Duration) []redis.Scripter
 	return clients
 }
 
-// Promise 2: a minority that is down, or out of reach, costs the node time-out
-// once, and then nothing.
+// Promise 2: a minority that is down or out of reach costs one node time-out and then nothing.
 func TestMinorityThatFailsCostsOneTimeout(t *testing.T) {
 	const timeout = DefaultTTL / 20
 	for name, fail := range faults {
@@ -278,15 +270,15 @@ func TestMinorityThatFailsCostsOneTimeout(t *testing.T) {
 	}
 }
 
-// faults are how a node fails.
+// faults are the ways in which a node fails.
 var faults = map[string]func(*faultnet.Link){
 	"refused":     func(l *faultnet.Link) { l.Refuse(true); l.Cut() },
 	"black-holed": func(l *faultnet.Link) { l.Hole(true, true) },
 	"mute":        func(l *faultnet.Link) { l.Hole(false, true) },
 }
 
-// Promise 10: without a majority there is an error, within the node time-out,
-// that names the nodes; and what the others granted goes back.
+// Promise 10: without a majority there is an error within the node time-out that names the nodes. What the other nodes
+// granted is released.
 func TestMajorityThatFailsIsAnErrorOfRedis(t *testing.T) {
 	for name, fail := range faults {
 		onNodes(t, 5, func(ns *nodes) {
@@ -299,29 +291,29 @@ func TestMajorityThatFailsIsAnErrorOfRedis(t *testing.T) {
 					start := time.Now()
 					_, err := lock(ns.Context())
 					if took := time.Since(start); took > DefaultTTL/20 {
-						ns.Errorf("%s: it took %v", name, took)
+						ns.Errorf("%s: it took %v, want at most %v", name, took, DefaultTTL/20)
 					}
 					ns.matches(err, ErrRedis)
 					for _, want := range []string{`"x"`, "2 of 5", "3 needed", "node 1 (10.0.0.1:6379)", "node 3 (", "node 4 ("} {
 						if !strings.Contains(err.Error(), want) {
-							ns.Errorf("%s: %q does not say %q", name, err, want)
+							ns.Errorf("%s: %q does not contain %q", name, err, want)
 						}
 					}
 				}
 			}
 			if held, waiting := ns.holders(); held != 0 || waiting != 0 {
-				ns.Errorf("%s: %d nodes are held, %d waited for", name, held, waiting)
+				ns.Errorf("%s: %d nodes are held, %d waited for, want none", name, held, waiting)
 			}
 			for _, l := range ns.links {
 				heal(l)
 			}
 			time.Sleep(2 * time.Second) // the client's pools dial again
-			ns.unlock(ns.lock(m, true)) // although it is not known yet that they are well
+			ns.unlock(ns.lock(m, true)) // although they are still marked down
 		})
 	}
 }
 
-// Promise 10: no error is of two kinds, but those that errors.go names.
+// Promise 10: no error is of two kinds, except the one that errors.go names.
 func TestErrorOfTheNodesIsOfOneKind(t *testing.T) {
 	const ok, refuses, fails, bars = 0, 1, 2, 3
 	for _, c := range []struct {
@@ -365,8 +357,8 @@ func TestErrorOfTheNodesIsOfOneKind(t *testing.T) {
 	}
 }
 
-// Promise 10: who refuses and who fails is told apart, in one error.
-func TestErrorSaysWhoRefusedAndWhoFailed(t *testing.T) {
+// Promise 10: one error tells which nodes refused and which failed.
+func TestErrorTellsRefusalsFromFailures(t *testing.T) {
 	onNodes(t, 5, func(ns *nodes) {
 		clients := ns.process()
 		ns.lock(NewMutex(clients[0], "x"), true)
@@ -380,7 +372,7 @@ func TestErrorSaysWhoRefusedAndWhoFailed(t *testing.T) {
 		}
 		for _, want := range []string{"2 of 5", "node 1 (10.0.0.1:6379): redismutex: held by others", "node 3 (10.0.0.3:6379): failed: "} {
 			if !strings.Contains(err.Error(), want) {
-				ns.Errorf("%q does not say %q", err, want)
+				ns.Errorf("%q does not contain %q", err, want)
 			}
 		}
 		ns.links[3].Refuse(true)
@@ -392,7 +384,7 @@ func TestErrorSaysWhoRefusedAndWhoFailed(t *testing.T) {
 	})
 }
 
-// A try that fails leaves no trace on any node.
+// A try that is refused leaves no trace on any node.
 func TestQuorumTryLeavesNoTrace(t *testing.T) {
 	for _, write := range []bool{true, false} {
 		onNodes(t, 5, func(ns *nodes) {
@@ -444,8 +436,8 @@ func TestQuorumTryWithALostReplyLeavesNoTrace(t *testing.T) {
 	})
 }
 
-// Promise 4: an enter that arrives after it was given up is refused.
-func TestEnterThatWasGivenUpIsRefused(t *testing.T) {
+// Promise 4: an acquire that arrives after it was given up is refused.
+func TestAcquireThatWasGivenUpIsRefused(t *testing.T) {
 	for _, write := range []bool{true, false} {
 		onNodes(t, 3, func(ns *nodes) {
 			verb := script.RLock
@@ -459,7 +451,7 @@ func TestEnterThatWasGivenUpIsRefused(t *testing.T) {
 			release()
 			synctest.Wait()
 			if held, waiting := ns.holders(); held != 0 || waiting != 0 {
-				ns.Errorf("%d nodes are held, %d waited for", held, waiting)
+				ns.Errorf("%d nodes are held, %d waited for, want none", held, waiting)
 			}
 			time.Sleep(3 * DefaultTTL)
 			ns.empty()
@@ -467,7 +459,7 @@ func TestEnterThatWasGivenUpIsRefused(t *testing.T) {
 	}
 }
 
-// Whoever unlocks before all nodes have answered leaves those too.
+// An unlock before all nodes have answered releases those nodes too.
 func TestUnlockReachesNodesThatAnswerLate(t *testing.T) {
 	onNodes(t, 3, func(ns *nodes) {
 		connected := func(_ int, rc *redis.Client) { rc.Ping(ns.Context()) }
@@ -477,11 +469,11 @@ func TestUnlockReachesNodesThatAnswerLate(t *testing.T) {
 			start := time.Now()
 			l := ns.lock(m, true)
 			if took := time.Since(start); took != 0 {
-				ns.Errorf("it took %v", took)
+				ns.Errorf("it took %v, want no time", took)
 			}
 			ns.unlock(l)
 			if held, waiting := ns.holders(); held != 0 || waiting != 0 {
-				ns.Errorf("%d nodes are held, %d waited for", held, waiting)
+				ns.Errorf("%d nodes are held, %d waited for, want none", held, waiting)
 			}
 		}
 		time.Sleep(3 * DefaultTTL)
@@ -489,8 +481,7 @@ func TestUnlockReachesNodesThatAnswerLate(t *testing.T) {
 	})
 }
 
-// Promise 2: a lock lives with a majority, is trusted for as long as that is,
-// and is lost with it.
+// Promise 2: a lock lives with a majority of leases, and is lost with it.
 func TestLockLivesAndDiesWithItsMajority(t *testing.T) {
 	for name, fail := range faults {
 		for _, write := range []bool{true, false} {
@@ -514,7 +505,7 @@ func TestLockLivesAndDiesWithItsMajority(t *testing.T) {
 				ns.matchesLost(context.Cause(l))
 				for _, want := range []string{"2 of 5", "node 1 (", "node 3 (", "node 4 ("} {
 					if !strings.Contains(context.Cause(l).Error(), want) {
-						ns.Errorf("%s: %q does not say %q", name, context.Cause(l), want)
+						ns.Errorf("%s: %q does not contain %q", name, context.Cause(l), want)
 					}
 				}
 				// The majority that is gone may have let others in; it holds nothing itself.
@@ -532,8 +523,8 @@ func (ns *nodes) matchesLost(err error) {
 	ns.matches(err, ErrLockLost)
 }
 
-// Until is when so many leases have ended that no majority is left.
-func TestUntilIsTheMajoritys(t *testing.T) {
+// Until returns when so many leases have ended that no majority is left.
+func TestUntilIsTheEndOfTheMajority(t *testing.T) {
 	onNodes(t, 5, func(ns *nodes) {
 		l := ns.lock(ns.mutex(), true)
 		time.Sleep(10 * time.Second)
@@ -551,8 +542,7 @@ func TestUntilIsTheMajoritys(t *testing.T) {
 	})
 }
 
-// A holder that a node has forgotten enters it again: restarts one after the
-// other do not drain its majority.
+// A holder acquires a node again that has forgotten it, so that restarts one after the other lose no majority.
 func TestRestartsOneByOneLoseNothing(t *testing.T) {
 	for _, write := range []bool{true, false} {
 		onNodes(t, 5, func(ns *nodes) {
@@ -575,10 +565,8 @@ func TestRestartsOneByOneLoseNothing(t *testing.T) {
 	}
 }
 
-// A majority that forgets a lock has lost it.
+// A lock is lost when a majority forgets it, also if each node is acquired again before the next one's loss is noticed.
 func TestLockIsLostWhenAMajorityForgetsIt(t *testing.T) {
-	// Also if it is learnt of one node after the other, when each has been entered
-	// anew before the next is heard of.
 	for _, apart := range []time.Duration{0, 20 * time.Millisecond} {
 		onNodes(t, 5, func(ns *nodes) {
 			l := ns.lock(ns.mutex(), true)
@@ -594,7 +582,7 @@ func TestLockIsLostWhenAMajorityForgetsIt(t *testing.T) {
 	}
 }
 
-// Errors while waiting: who stands in the queue outlives the loss of a majority.
+// A waiter outlives the loss of a majority.
 func TestQuorumWaiterOutlivesErrors(t *testing.T) {
 	for name, fail := range faults {
 		onNodes(t, 3, func(ns *nodes) {
@@ -613,14 +601,14 @@ func TestQuorumWaiterOutlivesErrors(t *testing.T) {
 			case l := <-next:
 				ns.unlock(l)
 			default:
-				ns.Fatalf("%s: it waits on, although nobody holds the lock", name)
+				ns.Fatalf("%s: it still waits, although nobody holds the lock", name)
 			}
 		})
 	}
 }
 
-// Cancellation: it returns at once, whatever the nodes do, and nothing is left.
-func TestCancelledQuorumWaiterLeavesNothing(t *testing.T) {
+// A canceled call returns at once, whatever the nodes do, and leaves nothing.
+func TestCanceledQuorumWaiterLeavesNothing(t *testing.T) {
 	for _, silent := range []bool{true, false} {
 		onNodes(t, 3, func(ns *nodes) {
 			holder := ns.lock(ns.mutex(), true)
@@ -672,8 +660,8 @@ func TestUnlockNeedsAMajority(t *testing.T) {
 	})
 }
 
-// Promise 9, with a majority each time that shares one node with the one before.
-// Raised tokens are written where the lock is held: elsewhere it would not help.
+// Promise 9: tokens rise although each majority shares only one node with the one before. Tokens are raised on nodes
+// that hold the lock: elsewhere it would not help.
 func TestTokensRiseAlthoughMajoritiesDiffer(t *testing.T) {
 	onNodes(t, 5, func(ns *nodes) {
 		const base int64 = 3_000_000_000_000_000
@@ -700,8 +688,8 @@ func TestTokensRiseAlthoughMajoritiesDiffer(t *testing.T) {
 	})
 }
 
-// The same for a lock that is held while its nodes come and go.
-func TestNodeThatIsEnteredAgainHasTheTokenRaised(t *testing.T) {
+// Promise 9: the same for a lock that is held while its nodes come and go.
+func TestNodeThatIsAcquiredAgainHasItsTokenRaised(t *testing.T) {
 	onNodes(t, 3, func(ns *nodes) {
 		const high int64 = 3_000_000_000_000_000
 		for _, m := range ns.minis {
@@ -721,15 +709,14 @@ func TestNodeThatIsEnteredAgainHasTheTokenRaised(t *testing.T) {
 		ns.links[2].Cut()
 		next := ns.lock(ns.mutex(), true)
 		if next.Token() <= l.Token() {
-			ns.Errorf("token %d after %d", next.Token(), l.Token())
+			ns.Errorf("token %d after %d, want a higher one", next.Token(), l.Token())
 		}
 		ns.unlock(next)
 	})
 }
 
-// A raise that a node refuses, since it knows of no such holder, takes that node
-// out, and the lock is had of it anew.
-func TestNodeThatRefusesToRaiseIsEnteredAgain(t *testing.T) {
+// A node that refuses a raise, since it does not know the holder, no longer counts, and is acquired again.
+func TestNodeThatRefusesToRaiseIsAcquiredAgain(t *testing.T) {
 	onNodes(t, 3, func(ns *nodes) {
 		const base int64 = 3_000_000_000_000_000
 		for i, m := range ns.minis {
@@ -751,13 +738,13 @@ func TestNodeThatRefusesToRaiseIsEnteredAgain(t *testing.T) {
 	})
 }
 
-// Promises 1 and 9 with the nodes' clocks an hour apart.
+// Promises 1 and 9 with the clocks of the nodes an hour apart.
 func TestClocksOfTheNodesMayDiffer(t *testing.T) {
 	onNodes(t, 5, func(ns *nodes) {
 		done := make(chan struct{})
 		defer close(done)
 		ns.clocks(done, -time.Hour, -time.Second, 0, 30*time.Minute, time.Hour)
-		witness := &witness{T: ns.T}
+		witness := &witness{nodes: ns}
 		random := rand.New(rand.NewPCG(1, 2))
 		var all sync.WaitGroup
 		for range 6 {
@@ -775,10 +762,13 @@ func TestClocksOfTheNodesMayDiffer(t *testing.T) {
 			ns.Error(context.Cause(l))
 		}
 		witness.holds(l)
+		for _, overlap := range witness.Overlaps {
+			ns.Error(overlap)
+		}
 	})
 }
 
-// clocks lets each server's clock go, that much before the others'.
+// clocks runs each server's clock, that much ahead.
 func (ns *nodes) clocks(done <-chan struct{}, ahead ...time.Duration) {
 	set := func() {
 		for i, m := range ns.minis {
@@ -800,47 +790,32 @@ func (ns *nodes) clocks(done <-chan struct{}, ahead ...time.Duration) {
 	}()
 }
 
-// A witness sees holds that overlap, and tokens that do not rise.
+// A witness sees locks that overlap, and tokens that do not rise.
 type witness struct {
-	*testing.T
-	mu               sync.Mutex
-	readers, writers int
-	token            uint64
+	*nodes
+	redistest.Witness
+	mu    sync.Mutex
+	token uint64
 }
 
+// holds holds l for a while and unlocks it.
 func (w *witness) holds(l *Lock) {
 	w.Helper()
-	w.mu.Lock()
 	write := l.Token() != 0
 	if write {
-		w.writers++
+		w.mu.Lock()
 		if l.Token() <= w.token {
-			w.Errorf("token %d after %d", l.Token(), w.token)
+			w.Errorf("token %d after %d, want a higher one", l.Token(), w.token)
 		}
 		w.token = l.Token()
-	} else {
-		w.readers++
+		w.mu.Unlock()
 	}
-	if w.writers > 1 || w.writers == 1 && w.readers > 0 {
-		w.Errorf("%d writers and %d readers", w.writers, w.readers)
-	}
-	w.mu.Unlock()
-	time.Sleep(3 * time.Millisecond)
-	w.mu.Lock()
-	if write {
-		w.writers--
-	} else {
-		w.readers--
-	}
-	w.mu.Unlock()
-	if err := l.UnlockContext(context.Background()); err != nil {
-		w.Error(err)
-	}
+	w.Visit(write, func() { time.Sleep(3 * time.Millisecond) })
+	w.unlock(l)
 }
 
-// Promise 6: a process whose clock is slow does not go first for ever. It learns
-// from the replies what rank the others have.
-func TestSlowClockDoesNotGoFirstForEver(t *testing.T) {
+// Promise 6: a process whose clock is slow is not served first for ever. It learns the ranks of others from replies.
+func TestSlowClockIsNotServedFirstForever(t *testing.T) {
 	onNodes(t, 3, func(ns *nodes) {
 		process := func(name string, ahead time.Duration) *RWMutex {
 			m := ns.mutex()
@@ -885,8 +860,7 @@ func TestSlowClockDoesNotGoFirstForEver(t *testing.T) {
 	})
 }
 
-// No two requests of a process have the same rank, nor one below what it has
-// seen.
+// No two requests of a process have the same rank, and none has a rank below one that it has seen.
 func TestRanksOfAProcessRise(t *testing.T) {
 	r := &acquisition.LamportClock{Now: func() time.Time { return time.UnixMicro(1000) }}
 	if a, b := r.Next(), r.Next(); a != 1000 || b != 1001 {
@@ -899,8 +873,8 @@ func TestRanksOfAProcessRise(t *testing.T) {
 	}
 }
 
-// Promise 10: what makes no sense is refused, by every call.
-func TestNewRedlockRefusesWhatMakesNoSense(t *testing.T) {
+// Promise 10: invalid arguments are refused by every call.
+func TestNewRedlockRefusesInvalidArguments(t *testing.T) {
 	a, b := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"}), redis.NewClient(&redis.Options{Addr: "127.0.0.1:1"})
 	defer a.Close()
 	defer b.Close()
@@ -928,8 +902,7 @@ func TestNewRedlockRefusesWhatMakesNoSense(t *testing.T) {
 	}
 }
 
-// The factors are parts of the TTL, and the time-out is never too short for a
-// distant node, nor too long by default.
+// The factors are fractions of the TTL. The node time-out is never too short for a distant node.
 func TestFactorsAndTheirDefaults(t *testing.T) {
 	a, b := redis.NewClient(&redis.Options{}), redis.NewClient(&redis.Options{})
 	defer a.Close()

@@ -1,7 +1,7 @@
 package redismutex
 
-// This file answers: does who has a lock get it again, at once, and nobody else?
-// Time is virtual, on one node and on five.
+// A context or an owner that has a lock gets it again at once, and nobody else does. Time is virtual, on one node and
+// on five.
 
 import (
 	"context"
@@ -26,7 +26,7 @@ func onOneAndFive(t *testing.T, f func(*nodes)) {
 	}
 }
 
-// nested locks within ctx, and fails if it has to wait.
+// nested locks within ctx, and fails if that has to wait.
 func (w *world) nested(ctx context.Context, m *RWMutex, write bool, opt ...LockOption) *Lock {
 	w.Helper()
 	start := time.Now()
@@ -35,16 +35,17 @@ func (w *world) nested(ctx context.Context, m *RWMutex, write bool, opt ...LockO
 		w.Fatal(err)
 	}
 	if took := time.Since(start); took != 0 {
-		w.Fatalf("it took %v", took)
+		w.Fatalf("it took %v, want no time", took)
 	}
 	return l
 }
 
-// some is a key of a context's value, noContext what a careless caller passes.
+// some is the key of a value in a context; noContext is what a careless caller passes.
 type some struct{}
 
 var noContext context.Context
 
+// verb returns LockContext or RLockContext.
 func verb(m *RWMutex, write bool) func(context.Context, ...LockOption) (*Lock, error) {
 	if write {
 		return m.LockContext
@@ -52,7 +53,7 @@ func verb(m *RWMutex, write bool) func(context.Context, ...LockOption) (*Lock, e
 	return m.RLockContext
 }
 
-// try says whether another process could have the lock.
+// try reports whether another process could get the lock.
 func (ns *nodes) try(write bool) bool {
 	ns.Helper()
 	ask := ns.mutex().TryRLockContext
@@ -69,8 +70,7 @@ func (ns *nodes) try(write bool) bool {
 	return err == nil
 }
 
-// Promise 4, of a caller instead of an id: the lock that its context is it has
-// already, whoever waits, and no command is sent.
+// A call with the context of a lock gets that lock again, whoever waits, without a command.
 func TestLockIsReentrantThroughItsContext(t *testing.T) {
 	for _, c := range []struct{ outer, inner bool }{{true, true}, {true, false}, {false, false}} {
 		onOneAndFive(t, func(ns *nodes) {
@@ -98,7 +98,7 @@ func TestLockIsReentrantThroughItsContext(t *testing.T) {
 				}
 			}
 			if n, _ := sent.reset(); n != 0 {
-				ns.Errorf("%d commands", n)
+				ns.Errorf("%d commands, want none", n)
 			}
 			cancel()
 			ns.pending(next)
@@ -123,7 +123,7 @@ func TestEveryCallIsReentrant(t *testing.T) {
 			func() (*Lock, bool) { l, err := m.TryRLockContext(outer); return l, err == nil },
 		} {
 			if l, ok := call(); !ok || l.ID() != outer.ID() {
-				ns.Error("it is not")
+				ns.Error("the call did not return the lock of its context")
 			} else {
 				ns.unlock(l)
 			}
@@ -132,7 +132,7 @@ func TestEveryCallIsReentrant(t *testing.T) {
 	})
 }
 
-// Who is not on the same key, or not by the same nodes, is another one.
+// A lock on another key or by other nodes is another lock.
 func TestOnlyTheSameKeyOnTheSameNodesIsReentrant(t *testing.T) {
 	onNodes(t, 5, func(ns *nodes) {
 		clients := ns.process()
@@ -162,7 +162,7 @@ func TestOnlyTheSameKeyOnTheSameNodesIsReentrant(t *testing.T) {
 	})
 }
 
-// The mode of the outermost lock decides: to wait for oneself would be for ever.
+// The mode of the outermost lock decides: a write lock within a read lock would wait for itself.
 func TestWriteInsideReadIsRefusedAtOnce(t *testing.T) {
 	onOneAndFive(t, func(ns *nodes) {
 		m := ns.mutex()
@@ -178,10 +178,10 @@ func TestWriteInsideReadIsRefusedAtOnce(t *testing.T) {
 			}
 		}
 		if l, ok := m.TryLock(WithContext(outer)); l != nil || ok {
-			ns.Error("it was granted")
+			ns.Error("a write lock within a read lock was granted")
 		}
 		if outer.Err() != nil || inner.Err() != nil || ns.try(true) || !ns.try(false) {
-			ns.Error("the lock to read is not as it was")
+			ns.Error("the read lock has changed")
 		}
 		ns.unlock(inner)
 		ns.unlock(outer)
@@ -196,8 +196,8 @@ func TestWriteInsideReadIsRefusedAtOnce(t *testing.T) {
 	})
 }
 
-// Promise 8: the lock is there until the last of them is unlocked, in whatever order.
-func TestHoldEndsWithItsLastLock(t *testing.T) {
+// Promise 8: the lock is held until its last nested lock is unlocked, in whatever order.
+func TestAcquisitionIsReleasedWithItsLastLock(t *testing.T) {
 	onOneAndFive(t, func(ns *nodes) {
 		m := ns.mutex()
 		for _, order := range [][]int{{0, 1, 2}, {2, 1, 0}, {1, 0, 2}, {1, 2, 0}, {0, 2, 1}, {2, 0, 1}} {
@@ -227,7 +227,7 @@ func TestHoldEndsWithItsLastLock(t *testing.T) {
 	})
 }
 
-// An Unlock ends the contexts below it, not those above, nor those beside it.
+// An unlock ends the contexts derived from the lock, not those above or beside it.
 func TestUnlockEndsWhatDescendsFromIt(t *testing.T) {
 	onOneAndFive(t, func(ns *nodes) {
 		m := ns.mutex()
@@ -247,9 +247,8 @@ func TestUnlockEndsWhatDescendsFromIt(t *testing.T) {
 	})
 }
 
-// Promises 2 and 10: what is lost is lost to all of them, whatever their contexts
-// descend from, in the moment that the trust in it ends.
-func TestLossEndsAllLocksOfAHold(t *testing.T) {
+// Promises 2 and 10: a loss ends all nested locks, whatever their contexts descend from, in the moment that trust ends.
+func TestLossEndsAllLocksOfAnAcquisition(t *testing.T) {
 	for name, lose := range map[string]func(ns *nodes){
 		"cut off": func(ns *nodes) {
 			for _, l := range ns.links {
@@ -301,7 +300,7 @@ func TestLossEndsAllLocksOfAHold(t *testing.T) {
 			time.Sleep(time.Minute)
 			again := ns.nested(context.WithoutCancel(outer), m, true) // an ordinary one
 			if again.Token() <= outer.Token() {
-				ns.Errorf("token %d after %d", again.Token(), outer.Token())
+				ns.Errorf("token %d after %d, want a higher one", again.Token(), outer.Token())
 			}
 			ns.unlock(again)
 			ns.noOwners()
@@ -309,7 +308,7 @@ func TestLossEndsAllLocksOfAHold(t *testing.T) {
 	}
 }
 
-// Nested locks see that their time is over before a timer has said so.
+// After a pause nested locks end before any timer fires.
 func TestNestedLockOfAPausedProcessEndsAtOnce(t *testing.T) {
 	inBubble(t, func(w *world) {
 		m := NewMutex(w.client(nil), "x")
@@ -325,9 +324,8 @@ func TestNestedLockOfAPausedProcessEndsAtOnce(t *testing.T) {
 	})
 }
 
-// A context whose lock has ended is done, and says why. Without that it is an
-// ordinary one.
-func TestEndedLockIsNoReasonToReenter(t *testing.T) {
+// The context of an ended lock is done and has the reason as its cause. Without cancellation it is an ordinary context.
+func TestEndedLockIsNotReentrant(t *testing.T) {
 	onOneAndFive(t, func(ns *nodes) {
 		m := ns.mutex()
 		outer := ns.lock(m, true)
@@ -348,14 +346,14 @@ func TestEndedLockIsNoReasonToReenter(t *testing.T) {
 		ns.unlock(other)
 		own := ns.nested(context.WithoutCancel(inner), m, true)
 		if own.ID() == outer.ID() {
-			ns.Error("it has the lock that was unlocked")
+			ns.Error("the new lock has the id of the one that was unlocked")
 		}
 		ns.unlock(own)
 		ns.empty()
 	})
 }
 
-// What is unlocked or lost in the very moment is no lock to nest in either.
+// Nothing nests in a lock that is unlocked or lost while the call looks at it.
 func TestNothingNestsInALockThatHasJustEnded(t *testing.T) {
 	inBubble(t, func(w *world) {
 		m := NewMutex(w.client(nil), "x")
@@ -379,8 +377,8 @@ func TestNothingNestsInALockThatHasJustEnded(t *testing.T) {
 	})
 }
 
-// A call whose own context has ended is refused, and a nested lock ends with it. A
-// lock whose parent has ended protects what cleans up, which may lock again.
+// A nested lock ends with the context of its own call. A lock whose parent has ended protects the cleanup, which may
+// lock again.
 func TestNestedLockHasAContextOfItsOwn(t *testing.T) {
 	onOneAndFive(t, func(ns *nodes) {
 		m := ns.mutex()
@@ -411,7 +409,7 @@ func TestNestedLockHasAContextOfItsOwn(t *testing.T) {
 		ns.unlock(ns.nested(context.WithoutCancel(outer), m, true))
 		ns.unlock(outer)
 		if ns.try(true) {
-			ns.Error("the inner one is no lock any more")
+			ns.Error("the inner lock is not held any more")
 		}
 		ns.unlock(inner)
 		ns.empty()
@@ -436,7 +434,7 @@ func TestNestingGoesDeep(t *testing.T) {
 	})
 }
 
-// A thousand share one lock to read, while writers wait for all of them.
+// A thousand goroutines share one read lock while a writer waits for all of them.
 func TestManyNestUnderOneReaderWhileWritersWait(t *testing.T) {
 	onOneAndFive(t, func(ns *nodes) {
 		m := ns.mutex()
@@ -469,14 +467,14 @@ func TestManyNestUnderOneReaderWhileWritersWait(t *testing.T) {
 	})
 }
 
-func TestContextTellsItsLock(t *testing.T) {
+func TestFromContextReturnsTheLock(t *testing.T) {
 	onOneAndFive(t, func(ns *nodes) {
 		m := ns.mutex()
 		if l, ok := FromContext(ns.Context()); ok || l != nil {
-			ns.Error("there is none")
+			ns.Error("a lock was found in a context without one")
 		}
 		if _, ok := FromContext(noContext); ok {
-			ns.Error("there is none")
+			ns.Error("a lock was found in a context without one")
 		}
 		outer := ns.lock(m, true)
 		inner := ns.nested(outer, m, false)
@@ -492,7 +490,7 @@ func TestContextTellsItsLock(t *testing.T) {
 		}
 		ns.unlock(inner)
 		if l, ok := FromContext(inner); !ok || l != inner || l.Err() == nil {
-			ns.Error("it does not say that it has ended")
+			ns.Error("the unlocked lock is not found, or has not ended")
 		}
 		ns.unlock(outer)
 	})
@@ -500,7 +498,7 @@ func TestContextTellsItsLock(t *testing.T) {
 
 // Owners.
 
-// noOwners checks that nothing is kept of any.
+// noOwners checks that no owner is left in the registry.
 func (w *world) noOwners() {
 	w.Helper()
 	synctest.Wait()
@@ -538,7 +536,7 @@ func TestLockIsReentrantForItsOwner(t *testing.T) {
 				ns.unlock(inner)
 			}
 			if n, _ := sent.reset(); n != 0 {
-				ns.Errorf("%d commands", n)
+				ns.Errorf("%d commands, want none", n)
 			}
 			ns.pending(next)
 			ns.unlock(outer)
@@ -549,9 +547,8 @@ func TestLockIsReentrantForItsOwner(t *testing.T) {
 	}
 }
 
-// Nobody else is: not another owner, nor the same on another key, nor one of that
-// name in another process, nor who says none.
-func TestOwnerIsOneOfThisProcessAndKey(t *testing.T) {
+// An owner is reentrant only on its own key and in its own process; another owner is not, nor a call without one.
+func TestOwnerIsLocalToItsProcessAndKey(t *testing.T) {
 	onOneAndFive(t, func(ns *nodes) {
 		m, me := ns.mutex(), WithOwner("me")
 		l := ns.nested(ns.Context(), m, true, me)
@@ -582,8 +579,7 @@ func TestOwnerIsOneOfThisProcessAndKey(t *testing.T) {
 	})
 }
 
-// An owner whose calls wait side by side has the lock with the first of them: the
-// others would wait for itself.
+// When calls of one owner wait side by side, the first grant serves all of them.
 func TestOwnerDoesNotWaitForItself(t *testing.T) {
 	onOneAndFive(t, func(ns *nodes) {
 		m, me := ns.mutex(), WithOwner("me")
@@ -606,7 +602,7 @@ func TestOwnerDoesNotWaitForItself(t *testing.T) {
 		freed := time.Now()
 		all.Wait() // and none of them has unlocked
 		if took := time.Since(freed); took > time.Second {
-			ns.Errorf("it took %v", took)
+			ns.Errorf("it took %v, want at most %v", took, time.Second)
 		}
 		ns.pending(after)
 		for i, l := range got {
@@ -616,7 +612,7 @@ func TestOwnerDoesNotWaitForItself(t *testing.T) {
 			ns.unlock(l)
 		}
 		if took := time.Since(freed); took > time.Second {
-			ns.Errorf("it took %v", took)
+			ns.Errorf("it took %v, want at most %v", took, time.Second)
 		}
 		ns.unlock(<-after)
 		time.Sleep(DefaultTTL)
@@ -625,8 +621,8 @@ func TestOwnerDoesNotWaitForItself(t *testing.T) {
 	})
 }
 
-// To wait to write while the same owner reads would be for ever.
-func TestOwnerThatWaitsToWriteIsToldThatItReads(t *testing.T) {
+// An owner's wait for the write lock ends when the owner gets a read lock: it would wait for itself.
+func TestOwnersWriteWaitEndsWithErrUpgradeOnceItReads(t *testing.T) {
 	onOneAndFive(t, func(ns *nodes) {
 		m, me := ns.mutex(), WithOwner("me")
 		holder := ns.lock(ns.mutex(), true)
@@ -655,7 +651,7 @@ func (w *world) nested0(m *RWMutex, write bool, opt ...LockOption) *Lock {
 	return l
 }
 
-// What an owner waits for ends with its context, and leaves nothing.
+// An owner's wait ends with its context and leaves nothing.
 func TestOwnersWaitEndsWithItsContext(t *testing.T) {
 	onOneAndFive(t, func(ns *nodes) {
 		m := ns.mutex()
@@ -673,8 +669,7 @@ func TestOwnersWaitEndsWithItsContext(t *testing.T) {
 	})
 }
 
-// An owner may be given on the way: from then on it has the lock, until what it
-// acquired is unlocked.
+// An owner given to a nested call has the lock until that nested lock is unlocked.
 func TestOwnerWithinAContext(t *testing.T) {
 	onOneAndFive(t, func(ns *nodes) {
 		m, me := ns.mutex(), WithOwner("me")
@@ -692,8 +687,7 @@ func TestOwnerWithinAContext(t *testing.T) {
 	})
 }
 
-// Many owners, many keys, many at once: each has what it asked for, and no two the
-// same.
+// Many owners on several keys: no two owners share a lock.
 func TestOwnersExcludeEachOther(t *testing.T) {
 	onOneAndFive(t, func(ns *nodes) {
 		inside := map[string]string{}
@@ -722,7 +716,7 @@ func TestOwnersExcludeEachOther(t *testing.T) {
 	})
 }
 
-// A nested lock is an object, its context, and nothing else.
+// A nested lock allocates a Lock and its context, and little else.
 func TestNestedLockCostsNoCommandAndFourAllocations(t *testing.T) {
 	ctx := context.Background()
 	m := NewMutex(redistest.Start(t).Client(t), "x")

@@ -3,7 +3,6 @@ package redismutex
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"strings"
 	"sync"
 	"testing"
@@ -11,6 +10,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redismutex/redismutex/internal/redistest"
 )
 
 // oneByOne is a client that sends one script after the other, as if it had no more than one connection.
@@ -37,9 +37,9 @@ func (c oneByOne) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 // for many times the time-out, mark no node down.
 func TestNodeTimeoutStartsWhenTheRequestIsSent(t *testing.T) {
 	onNodes(t, 3, func(ns *nodes) {
-		var log lockedBuffer
+		var log redistest.Log
 		clients := ns.process(func(_ int, rc *redis.Client) { rc.AddHook(make(oneByOne, 1)) })
-		m := NewRedlock(clients, "x", WithTTL(time.Minute), WithLogger(slog.New(slog.NewTextHandler(&log, nil))))
+		m := NewRedlock(clients, "x", WithTTL(time.Minute), WithLogger(log.Logger()))
 		ns.unlock(ns.lock(m, true))
 		synctest.Wait() // every node has a connection now
 		for _, l := range ns.links {

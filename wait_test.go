@@ -1,7 +1,6 @@
 package redismutex
 
-// This file answers: does a waiter get its lock, once, and in time, whatever
-// becomes of messages, replies and connections? Time is virtual.
+// Waiters get the lock once and in time, whatever becomes of messages, replies and connections. Time is virtual.
 
 import (
 	"context"
@@ -18,14 +17,14 @@ import (
 	"github.com/redismutex/redismutex/internal/script"
 )
 
-// got waits for a lock, and says how long it took.
+// got waits for a lock and returns how long that took.
 func (w *world) got(c <-chan *Lock) (*Lock, time.Duration) {
 	start := time.Now()
 	l := <-c
 	return l, time.Since(start)
 }
 
-// Promises 5 and 7: the waiter has it at once, not at the end of a lease.
+// Promises 5 and 7: an unlock grants the lock to the waiter at once.
 func TestUnlockWakesTheWaiter(t *testing.T) {
 	inBubble(t, func(w *world) {
 		holder := w.lock(NewMutex(w.client(nil), "x"), true)
@@ -34,16 +33,16 @@ func TestUnlockWakesTheWaiter(t *testing.T) {
 		w.unlock(holder)
 		l, took := w.got(next)
 		if took != 0 {
-			t.Errorf("it took %v", took)
+			t.Errorf("it took %v, want no time", took)
 		}
 		if l.Token() <= holder.Token() {
-			t.Errorf("token %d after %d", l.Token(), holder.Token())
+			t.Errorf("token %d after %d, want a higher one", l.Token(), holder.Token())
 		}
 		w.unlock(l)
 	})
 }
 
-// The same within a process, where the reply to the unlock brings the grant.
+// Within a process the reply to the unlock carries the grant.
 func TestUnlockWakesAWaiterOfTheSameProcess(t *testing.T) {
 	inBubble(t, func(w *world) {
 		mutex := NewMutex(w.client(nil), "x")
@@ -53,14 +52,14 @@ func TestUnlockWakesAWaiterOfTheSameProcess(t *testing.T) {
 			w.unlock(holder)
 			l, took := w.got(next)
 			if took != 0 {
-				t.Errorf("it took %v", took)
+				t.Errorf("it took %v, want no time", took)
 			}
 			w.unlock(l)
 		}
 	})
 }
 
-// Promise 6.
+// Promise 6: waiters are granted the lock one by one, in the order of their calls.
 func TestWaitersAreServedInOrder(t *testing.T) {
 	inBubble(t, func(w *world) {
 		holder := w.lock(NewMutex(w.client(nil), "x"), true)
@@ -73,7 +72,7 @@ func TestWaitersAreServedInOrder(t *testing.T) {
 			synctest.Wait()
 			for _, other := range waiters[i+1:] {
 				if len(other) != 0 {
-					t.Fatal("served before its turn")
+					t.Fatal("granted before its turn")
 				}
 			}
 			l, took := w.got(c)
@@ -85,9 +84,9 @@ func TestWaitersAreServedInOrder(t *testing.T) {
 	})
 }
 
-// Promise 4: a lock first tries. If that was answered so late that the client may
-// have sent it again, the second one must not be granted behind the waiter's back.
-func TestTryBeforeTheWaitIsRefusedIfItComesTwice(t *testing.T) {
+// Promise 4: an acquire begins with a try. If the reply to that was so late that the client may have sent it again, the
+// second copy must not be granted the lock.
+func TestResentTryBeforeTheWaitIsRefused(t *testing.T) {
 	inBubble(t, func(w *world) {
 		holder := w.lock(NewMutex(w.client(nil), "x"), true)
 		w.link.SetDelay(10 * time.Millisecond)
@@ -117,16 +116,15 @@ func TestWaiterKeepsItsPlace(t *testing.T) {
 		l, took := w.got(first)
 		w.pending(second)
 		if took != 0 {
-			t.Errorf("it took %v", took)
+			t.Errorf("it took %v, want no time", took)
 		}
 		w.unlock(l)
 		w.unlock(<-second)
 	})
 }
 
-// Promise 5: a waiter with a long TTL looks when the short lease of the holder
-// in front of it ends.
-func TestWaiterLooksWhenTheHoldersLeaseEnds(t *testing.T) {
+// Promise 5: a waiter with a long TTL renews when the short lease of the holder in front of it ends.
+func TestWaiterRenewsWhenTheHoldersLeaseEnds(t *testing.T) {
 	for _, write := range []bool{true, false} {
 		inBubble(t, func(w *world) {
 			w.lock(NewMutex(w.client(w.link), "x", WithTTL(time.Second)), write)
@@ -134,37 +132,37 @@ func TestWaiterLooksWhenTheHoldersLeaseEnds(t *testing.T) {
 			w.link.Cut()
 			l, took := w.got(w.later(NewMutex(w.client(nil), "x", WithTTL(time.Hour)), true))
 			if took > time.Second+10*time.Millisecond {
-				t.Errorf("writer=%v: it took %v", write, took)
+				t.Errorf("writer=%v: it took %v, want at most %v", write, took, time.Second+10*time.Millisecond)
 			}
 			w.unlock(l)
 		})
 	}
 }
 
-// Promises 3 and 5: a crashed holder, or a crashed waiter, stands in the way no
-// longer than its lease, although nobody is there to hand on.
-func TestDeadParticipantsStandInTheWayNoLongerThanTheirLease(t *testing.T) {
+// Promises 3 and 5: a crashed holder or waiter blocks others for no longer than its lease, although it does not hand
+// on.
+func TestCrashedParticipantsBlockNoLongerThanTheirLease(t *testing.T) {
 	for _, write := range []bool{true, false} {
 		inBubble(t, func(w *world) {
 			const short = time.Second
-			// The holder dies now.
+			// The holder crashes now.
 			w.lock(NewMutex(w.client(w.link), "x", WithTTL(short)), write)
 			w.link.Refuse(true)
 			w.link.Cut()
 			start := time.Now()
-			// A waiter dies while it waits, and so holds for the rest of its lease.
-			link := faultnet.New(redistest.MiniDial(w.m))
-			dead := NewMutex(w.client(link), "x", WithTTL(short))
+			// A waiter crashes while it waits, so it is granted the lock for the rest of its lease.
+			link := faultnet.New(redistest.MiniDial(w.Redis))
+			crashing := NewMutex(w.client(link), "x", WithTTL(short))
 			ctx, cancel := context.WithCancel(context.Background())
 			done := make(chan struct{})
-			go func() { defer close(done); _, _ = dead.LockContext(ctx) }()
+			go func() { defer close(done); _, _ = crashing.LockContext(ctx) }()
 			synctest.Wait()
 			link.Refuse(true)
 			link.Cut()
 			next := w.later(NewMutex(w.client(nil), "x"), true)
 			w.unlock(<-next)
 			if took := time.Since(start); took > short+10*time.Millisecond {
-				t.Errorf("writer=%v: it took %v", write, took)
+				t.Errorf("writer=%v: it took %v, want at most %v", write, took, short+10*time.Millisecond)
 			}
 			cancel()
 			<-done
@@ -173,7 +171,7 @@ func TestDeadParticipantsStandInTheWayNoLongerThanTheirLease(t *testing.T) {
 	}
 }
 
-// Promise 7: a lost message costs half a TTL at the most.
+// Promise 7: a lost message delays a waiter by at most half a TTL.
 func TestLostMessageCostsTimeOnly(t *testing.T) {
 	inBubble(t, func(w *world) {
 		holder := w.lock(NewMutex(w.client(nil), "x"), true)
@@ -185,14 +183,14 @@ func TestLostMessageCostsTimeOnly(t *testing.T) {
 		w.unlock(holder)
 		l, took := w.got(next)
 		if took > DefaultTTL/2 {
-			t.Errorf("it took %v", took)
+			t.Errorf("it took %v, want at most %v", took, DefaultTTL/2)
 		}
 		w.unlock(l)
 	})
 }
 
-// An unlock's reply may carry the grant of a waiter in the same process. If it
-// is lost, that waiter looks at once.
+// The reply to an unlock may carry the grant of a waiter in the same process. If it is lost, that waiter renews at
+// once.
 func TestLostUnlockReplyDelaysNobody(t *testing.T) {
 	inBubble(t, func(w *world) {
 		mutex := NewMutex(w.client(w.link), "x")
@@ -203,7 +201,7 @@ func TestLostUnlockReplyDelaysNobody(t *testing.T) {
 		_ = holder.UnlockContext(context.Background())
 		l, took := w.got(next)
 		if took > 10*time.Millisecond {
-			t.Errorf("it took %v", took)
+			t.Errorf("it took %v, want at most %v", took, 10*time.Millisecond)
 		}
 		w.unlock(l)
 
@@ -216,15 +214,15 @@ func TestLostUnlockReplyDelaysNobody(t *testing.T) {
 		w.matches(holder.UnlockContext(ctx), context.Canceled)
 		l, took = w.got(next)
 		if took > 10*time.Millisecond {
-			t.Errorf("it took %v", took)
+			t.Errorf("it took %v, want at most %v", took, 10*time.Millisecond)
 		}
 		release()
 		w.unlock(l)
 	})
 }
 
-// When the subscription comes back, every waiter looks, once and at once.
-func TestWaitersLookWhenTheSubscriptionIsBack(t *testing.T) {
+// When the subscription comes back every waiter renews once, at once.
+func TestWaitersRenewWhenTheSubscriptionIsBack(t *testing.T) {
 	inBubble(t, func(w *world) {
 		holder := w.lock(NewMutex(w.client(nil), "x"), true)
 		mutex := NewMutex(w.client(w.link), "x")
@@ -239,14 +237,13 @@ func TestWaitersLookWhenTheSubscriptionIsBack(t *testing.T) {
 		w.link.Refuse(false)
 		l, took := w.got(next)
 		if took > 100*time.Millisecond {
-			t.Errorf("it took %v", took)
+			t.Errorf("it took %v, want at most %v", took, 100*time.Millisecond)
 		}
 		w.unlock(l)
 	})
 }
 
-// A subscription that is dead but not closed is noticed, and meanwhile the
-// waiter's own keep finds the lock within half a TTL.
+// While a subscription is dead but not closed, the waiter learns of its grant from its own renewal, within half a TTL.
 func TestBlackHoledSubscriptionDelaysByHalfATTL(t *testing.T) {
 	inBubble(t, func(w *world) {
 		holder := w.lock(NewMutex(w.client(nil), "x"), true)
@@ -257,14 +254,14 @@ func TestBlackHoledSubscriptionDelaysByHalfATTL(t *testing.T) {
 		w.unlock(holder)
 		l, took := w.got(next)
 		if took > DefaultTTL {
-			t.Errorf("it took %v", took)
+			t.Errorf("it took %v, want at most %v", took, DefaultTTL)
 		}
 		w.unlock(l)
 	})
 }
 
-// A client that cannot subscribe looks, at first often, then less so.
-func TestClientThatCannotSubscribeLooks(t *testing.T) {
+// A client that cannot subscribe polls, often at first and then less often.
+func TestClientThatCannotSubscribePolls(t *testing.T) {
 	inBubble(t, func(w *world) {
 		holder := w.lock(NewMutex(w.client(nil), "x"), true)
 		looks := &counter{}
@@ -278,7 +275,7 @@ func TestClientThatCannotSubscribeLooks(t *testing.T) {
 		w.unlock(holder)
 		l, took := w.got(next)
 		if took > 250*time.Millisecond {
-			t.Errorf("it took %v", took)
+			t.Errorf("it took %v, want at most %v", took, 250*time.Millisecond)
 		}
 		time.Sleep(10 * time.Minute)
 		w.unlock(l)
@@ -304,14 +301,14 @@ func TestGrantThatCrossesACancellationIsPassedOn(t *testing.T) {
 		w.matches(<-errs, context.Canceled)
 		l, took := w.got(second)
 		if took > 10*time.Millisecond {
-			t.Errorf("it took %v", took)
+			t.Errorf("it took %v, want at most %v", took, 10*time.Millisecond)
 		}
 		w.unlock(l)
 	})
 }
 
-// A cancelled waiter stands in nobody's way after one script call.
-func TestCancelledWaiterStandsInNobodysWay(t *testing.T) {
+// A canceled waiter is out of the queue after one call.
+func TestCanceledWaiterBlocksNobody(t *testing.T) {
 	inBubble(t, func(w *world) {
 		reader := w.lock(NewMutex(w.client(nil), "x"), false)
 		ctx, cancel := context.WithCancel(context.Background())
@@ -325,16 +322,16 @@ func TestCancelledWaiterStandsInNobodysWay(t *testing.T) {
 		<-errs
 		l, took := w.got(other)
 		if took != 0 {
-			t.Errorf("it took %v", took)
+			t.Errorf("it took %v, want no time", took)
 		}
 		w.unlock(l)
 		w.unlock(reader)
 	})
 }
 
-// The rule: without an acknowledgement within a TTL the id is void. A message
-// for it means nothing, and the waiter stands in the queue under a new one.
-func TestVoidIDIsNotGranted(t *testing.T) {
+// A waiter that gets no acknowledgement within a TTL gives its id up and acquires under a new one. A message for the
+// old id has no effect.
+func TestUnacknowledgedIDIsNotGranted(t *testing.T) {
 	inBubble(t, func(w *world) {
 		holder := w.lock(NewMutex(w.client(nil), "x"), true)
 		mutex := NewMutex(w.client(w.link), "x")
@@ -350,7 +347,7 @@ func TestVoidIDIsNotGranted(t *testing.T) {
 		w.link.Hole(false, false)
 		time.Sleep(2 * DefaultTTL)
 		if mutex.config.Nodes[0].LastID() == first {
-			t.Error("the old id still stands")
+			t.Error("no new id was used")
 		}
 		w.unlock(holder)
 		l := <-got
@@ -358,15 +355,14 @@ func TestVoidIDIsNotGranted(t *testing.T) {
 			t.Errorf("%v", l)
 		}
 		if _, err := NewMutex(w.client(nil), "x").TryLockContext(w.Context()); err == nil {
-			t.Error("two holders")
+			t.Error("a try was granted beside the holder")
 		}
 		w.unlock(l)
 	})
 }
 
-// The rule: an enter that is answered after a TTL is void, too, also if the
-// answer is a grant.
-func TestEnterAnsweredTooLateGivesNoLock(t *testing.T) {
+// A grant in a reply that arrives more than a TTL after the request is given up too.
+func TestAcquireAnsweredTooLateGivesNoLock(t *testing.T) {
 	inBubble(t, func(w *world) {
 		mutex := NewMutex(w.client(w.link, func(o *redis.Options) { o.ReadTimeout = time.Hour }), "x")
 		w.unlock(w.lock(mutex, true))
@@ -398,9 +394,9 @@ func TestEnterAnsweredTooLateGivesNoLock(t *testing.T) {
 	})
 }
 
-// A try whose grant comes so late that it is kept first, and is unknown to Redis by
-// then, is refused: it never waits.
-func TestTryThatIsLostBeforeItIsALockIsRefused(t *testing.T) {
+// A try never waits. If its grant arrives so late that it is renewed first, and Redis does not know it by then, the try
+// is refused.
+func TestTryThatLosesItsGrantIsRefused(t *testing.T) {
 	inBubble(t, func(w *world) {
 		mutex := NewMutex(w.client(w.link, func(o *redis.Options) { o.ReadTimeout = time.Hour }), "x")
 		w.unlock(w.lock(mutex, true))
@@ -410,21 +406,21 @@ func TestTryThatIsLostBeforeItIsALockIsRefused(t *testing.T) {
 		refused := make(chan error)
 		go func() { _, err := mutex.TryLockContext(ctx); refused <- err }()
 		time.Sleep(DefaultTTL * 7 / 8)
-		w.m.FlushAll()
+		w.Redis.FlushAll()
 		release()
 		w.matches(<-refused, ErrRedis)
 	})
 }
 
-// Promise 4: who asks at the same time as many others is not late because of them, and
-// neither are renewals: each enters once, and stays.
-func TestManyWhoAskAtOnceAllWait(t *testing.T) {
+// Promise 4: acquires that arrive together do not delay each other's renewals: each joins the queue once and stays in
+// it.
+func TestSimultaneousAcquiresAllWait(t *testing.T) {
 	inBubble(t, func(w *world) {
 		const many = 400
 		holder := w.lock(NewMutex(w.client(nil), "x"), true)
 		rc := w.client(w.link, func(o *redis.Options) { o.PoolSize, o.PoolTimeout = 2, time.Hour })
 		mutex := NewMutex(rc, "x")
-		w.link.SetDelay(25 * time.Millisecond) // so they take several TTLs to enter, by two connections
+		w.link.SetDelay(25 * time.Millisecond) // with two connections it takes them several TTLs to join
 		ctx, cancel := context.WithCancel(w.Context())
 		defer cancel()
 		var all sync.WaitGroup
@@ -438,7 +434,7 @@ func TestManyWhoAskAtOnceAllWait(t *testing.T) {
 			})
 		}
 		time.Sleep(time.Minute) // 40 s, where the client makes do with one connection
-		if waiting, _ := w.m.SortedSet(mutex.keys.Intents()); len(waiting) != many {
+		if waiting, _ := w.Redis.SortedSet(mutex.keys.Intents()); len(waiting) != many {
 			t.Errorf("%d wait, want %d", len(waiting), many)
 		}
 		if ids := mutex.config.Nodes[0].LastID(); ids > 2*many { // some try before they wait
@@ -450,8 +446,8 @@ func TestManyWhoAskAtOnceAllWait(t *testing.T) {
 	})
 }
 
-// Promise 10: of a Redis that does not answer, all who ask are told soon, however many.
-func TestManyWhoAskADeadRedisAreAllTold(t *testing.T) {
+// Promise 10: while Redis does not answer all callers get their error soon, however many they are.
+func TestSimultaneousAcquiresOfADeadRedisFailSoon(t *testing.T) {
 	inBubble(t, func(w *world) {
 		mutex := NewMutex(w.client(w.link, func(o *redis.Options) {
 			o.PoolSize, o.MaxRetries, o.ReadTimeout, o.PoolTimeout = 1, -1, 3*time.Second, 4*time.Second
@@ -468,19 +464,18 @@ func TestManyWhoAskADeadRedisAreAllTold(t *testing.T) {
 		}
 		all.Wait()
 		if took := time.Since(start); took > 10*time.Second {
-			t.Errorf("the last was told after %v", took)
+			t.Errorf("the last caller got its error after %v, want 10s at most", took)
 		}
 	})
 }
 
-// The rule: a "waiting" that arrives after the grant never demotes it. Only
-// "gone" means lost.
-func TestOldWaitingDoesNotDemoteAGrant(t *testing.T) {
+// A reply "waiting" that arrives after the grant does not demote it. Only "gone" means lost.
+func TestLateWaitingReplyDoesNotDemoteAGrant(t *testing.T) {
 	inBubble(t, func(w *world) {
 		holder := w.lock(NewMutex(w.client(nil), "x"), true)
 		next := w.later(NewMutex(w.client(w.link), "x"), true)
 		release := w.link.HoldReply(script.Refresh.Digest())
-		time.Sleep(DefaultTTL/2 + time.Millisecond) // its keep is answered, but the answer held back
+		time.Sleep(DefaultTTL/2 + time.Millisecond) // the reply to its renewal is held back
 		w.unlock(holder)
 		l, _ := w.got(next)
 		release()
@@ -493,7 +488,7 @@ func TestOldWaitingDoesNotDemoteAGrant(t *testing.T) {
 	})
 }
 
-// A grant message that overtakes the reply to the enter is remembered.
+// A grant message that overtakes the reply to its acquire is remembered.
 func TestMessageThatOvertakesTheReplyIsRemembered(t *testing.T) {
 	inBubble(t, func(w *world) {
 		holder := w.lock(NewMutex(w.client(nil), "x"), true)
@@ -509,14 +504,14 @@ func TestMessageThatOvertakesTheReplyIsRemembered(t *testing.T) {
 		release()
 		l, took := w.got(next)
 		if took != 0 {
-			t.Errorf("it took %v", took)
+			t.Errorf("it took %v, want no time", took)
 		}
 		w.unlock(l)
 	})
 }
 
-// Promise 2: a grant runs with the lease that the waiter had. With little of it
-// left, the lock is kept before it is given.
+// Promise 2: a grant comes with the lease that the waiter had. If little of it is left, it is renewed before the lock
+// is returned.
 func TestGrantedLockHasTrustLeft(t *testing.T) {
 	inBubble(t, func(w *world) {
 		for at := time.Duration(0); at < 2*DefaultTTL; at += DefaultTTL / 16 {
@@ -534,13 +529,12 @@ func TestGrantedLockHasTrustLeft(t *testing.T) {
 	})
 }
 
-// lastID is the id that m has used last.
+// lastID returns the last id that m has used.
 func lastID(m *RWMutex) string {
 	return fmt.Sprint(m.config.Nodes[0].Mailbox.Name(), ":", m.config.Nodes[0].LastID())
 }
 
-// Errors while waiting: the first attempt's is returned; later ones are logged,
-// and the waiter goes on.
+// Only the error of the first attempt is returned. Later ones are logged, and the waiter stays.
 func TestWaiterOutlivesErrors(t *testing.T) {
 	inBubble(t, func(w *world) {
 		holder := w.lock(NewMutex(w.client(nil), "x", WithTTL(time.Hour)), true)
@@ -552,22 +546,21 @@ func TestWaiterOutlivesErrors(t *testing.T) {
 			w.link.Refuse(false)
 			time.Sleep(time.Minute)
 		}
-		w.m.FlushAll() // it has restarted empty
+		w.Redis.FlushAll() // it has restarted empty
 		l, took := w.got(next)
 		if took > 2*DefaultTTL {
-			t.Errorf("it took %v", took)
+			t.Errorf("it took %v, want at most %v", took, 2*DefaultTTL)
 		}
 		w.unlock(l)
 		w.matches(holder.UnlockContext(w.Context()), ErrLockLost)
 	})
 }
 
-// The mailbox is one connection for all mutexes on a client, opened on first
-// need, and closed when idle.
+// All mutexes on a client share one mailbox, which opens with the first wait and closes when idle.
 func TestMailboxIsSharedAndClosesWhenIdle(t *testing.T) {
 	inBubble(t, func(w *world) {
 		rc, other := w.client(nil), w.client(nil)
-		subscribed := func() int { return len(w.m.PubSubChannels("")) }
+		subscribed := func() int { return len(w.Redis.PubSubChannels("")) }
 		w.unlock(w.lock(NewMutex(rc, "x"), true))
 		if n := subscribed(); n != 0 {
 			t.Errorf("%d channels without a wait", n)
@@ -593,8 +586,8 @@ func TestMailboxIsSharedAndClosesWhenIdle(t *testing.T) {
 	})
 }
 
-// Whatever is published on a mailbox's channel, only a grant is taken for one.
-func TestMessagesThatAreNoGrants(t *testing.T) {
+// Anything else that is published to a mailbox is ignored.
+func TestMessagesThatAreNoGrantsAreIgnored(t *testing.T) {
 	inBubble(t, func(w *world) {
 		rc := w.client(nil)
 		holder := w.lock(NewMutex(rc, "x"), true)
@@ -613,7 +606,7 @@ func TestMessagesThatAreNoGrants(t *testing.T) {
 	})
 }
 
-// A counter counts what is sent: commands, and the round trips they take.
+// A counter is a hook that counts commands, but not those that open a connection, and round trips.
 type counter struct {
 	mu    sync.Mutex
 	n     int // commands

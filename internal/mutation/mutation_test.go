@@ -72,20 +72,20 @@ var mutants = []mutant{
 
 	// Once.
 	{"unlock frees whoever holds", "lua/unlock.lua", "local writer = KIND == 'w' and redis.pcall('GET', HOLDER) == ID", "local writer = KIND == 'w'", model},
-	{"an id enters again after it has left", "lua/lib/acquire.lua", "if call('ZSCORE', LEASES, '-' .. ID) then", "if false then", model},
-	{"whoever is unknown is entered by its keep", "lua/refresh.lua", "elseif lives(call('ZSCORE', LEASES, ID)) then", "else", model},
+	{"an id acquires again after its release", "lua/lib/acquire.lua", "if call('ZSCORE', LEASES, '-' .. ID) then", "if false then", model},
+	{"a renewal acquires for an unknown id", "lua/refresh.lua", "elseif lives(call('ZSCORE', LEASES, ID)) then", "else", model},
 
-	// Order, and nobody idle.
-	{"an enter overtakes those who wait", "lua/lib/acquire.lua", "return more == 0 and not behind and (", "return more == 0 and (", model},
-	{"a keep hands nothing on when a lease has ended", "lua/refresh.lua", "drop()\nhand_on()\n", "drop()\n", model},
-	{"a leave hands nothing on", "lua/unlock.lua", "hand_on()\nif blocked then", "if blocked then", model},
+	// Order, and no idle lock.
+	{"an acquire overtakes the waiters", "lua/lib/acquire.lua", "return more == 0 and not behind and (", "return more == 0 and (", model},
+	{"a renewal hands nothing on when a lease has ended", "lua/refresh.lua", "drop()\nhand_on()\n", "drop()\n", model},
+	{"a release hands nothing on", "lua/unlock.lua", "hand_on()\nif blocked then", "if blocked then", model},
 	{"a downgrade lets the next writer in between", "lua/refresh.lua", "	call('DEL', HOLDER)\n	call('SADD'", "	call('DEL', HOLDER)\n	held = 'none'\n	hand_on()\n	call('SADD'", model},
-	{"a release leaves no tombstone for an acquire that may still be under way", "internal/acquisition/part.go", "p.Tombstone = err != nil && !lockerr.Has(err, lockerr.Full) || p.node.MaySendTwice(sent)", "p.Tombstone = false", scenario("TestLateCopyOfAnEnterIsRefused")},
+	{"a release leaves no tombstone for an acquire that may still be under way", "internal/acquisition/part.go", "p.Tombstone = err != nil && !lockerr.Has(err, lockerr.Full) || p.node.MaySendTwice(sent)", "p.Tombstone = false", scenario("TestLateCopyOfAnAcquireIsRefused")},
 	{"a caller that gives up does not release", "internal/acquisition/acquisition.go", "	if ctx.Err() != nil {\n		a.releaseInBackground()\n", "	if ctx.Err() != nil {\n", sim},
 
-	{"a try waits that has lost its grant", "internal/acquisition/acquisition.go", "a.queued || !a.try && quorum", "a.queued || quorum", scenario("TestTryThatIsLostBeforeItIsALockIsRefused")},
+	{"a try that has lost its grant waits", "internal/acquisition/acquisition.go", "a.queued || !a.try && quorum", "a.queued || quorum", scenario("TestTryThatLosesItsGrantIsRefused")},
 
-	{"calls are not limited", "internal/node/limiter.go", "	n := connections(rc)\n", "	n := connections(rc) << 10\n", scenario("TestManyWhoAskAtOnceAllWait")},
+	{"calls are not limited", "internal/node/limiter.go", "	n := connections(rc)\n", "	n := connections(rc) << 10\n", scenario("TestSimultaneousAcquiresAllWait")},
 
 	// Tokens.
 	{"a token is not written back", "lua/lib/token.lua", "	call('SET', TOKEN, format('%d', last_token), 'PX', RETENTION)\n", "", model},
@@ -98,22 +98,22 @@ var mutants = []mutant{
 
 	// Several nodes.
 	{"half of the nodes are a quorum", "internal/quorum/quorum.go", "return n/2 + 1", "return max(1, n/2)", sim},
-	{"nobody makes way for a lower rank", "internal/acquisition/part.go", "if r.Preceded && a.state == pending && !a.hasMajority() {", "if false {", scenario("TestSplitVotesAreResolvedByRank")},
+	{"no waiter makes way for a lower rank", "internal/acquisition/part.go", "if r.Preceded && a.state == pending && !a.hasMajority() {", "if false {", scenario("TestSplitVotesAreResolvedByRank")},
 	{"a majority with a gap counts", "internal/acquisition/part.go", "case a.state == held && counted && !a.heldSince(from):",
 		"case a.state == held && counted && !a.hasMajority():", scenario("TestLockIsLostWhenAMajorityForgetsIt")},
 
 	// Foreign data.
-	{"unlock pops before it looks", "lua/fast/unlock.lua",
+	{"unlock pops before it checks the queue", "lua/fast/unlock.lua",
 		"	head = ttl_of_intents >= 0 and ttl_of_leases >= 0 and redis.pcall('ZRANGE', INTENTS, '0', '0', 'WITHSCORES')\n",
 		"	head = redis.call('ZPOPMIN', INTENTS)\n", model},
 	{"an unlock takes its intent out of foreign data", "lua/unlock.lua", "if intents and not writer then", "if not writer then", foreign},
 	{"an unlock takes its lease out of foreign data", "lua/unlock.lua", "if leases and not writer then", "if not writer then", foreign},
 	{"a tombstone is put into foreign data", "lua/unlock.lua", "if tombstone and leases then", "if tombstone then", onServers("TestReleaseInTheBackgroundLeavesForeignDataAlone")},
 	{"a holder key without a TTL is taken for a lock", "lua/lib/held.lua", " or call('PTTL', HOLDER) < 0) then", ") then", onServers("TestForeignHolderEndsEveryWait")},
-	{"a reader joins without a look at the leases", "lua/fast/rlock.lua", "not back[1] and call('PTTL', LEASES) or -2", "not back[1] and 0 or -2", foreign},
-	{"a renewal does not look", "lua/refresh.lua", "local key = foreign_key(KIND)\n", "local key = nil\n", foreign},
+	{"a reader joins without checking the leases", "lua/fast/rlock.lua", "not back[1] and call('PTTL', LEASES) or -2", "not back[1] and 0 or -2", foreign},
+	{"a renewal does not check for foreign data", "lua/refresh.lua", "local key = foreign_key(KIND)\n", "local key = nil\n", foreign},
 	{"any number is taken for a counter", "lua/lib/last_token.lua", "last_token >= FLOOR and last_token < SPAN and format('%d', last_token) == counter\n", "last_token >= FLOOR\n", foreign},
-	{"a writer is granted without a look at the token", "lua/lib/hand_on.lua", "	if not last_token then\n		blocked = true\n		return\n	end\n", "	last_token = last_token or 0\n", foreign},
+	{"a writer is granted without checking the token", "lua/lib/hand_on.lua", "	if not last_token then\n		blocked = true\n		return\n	end\n", "	last_token = last_token or 0\n", foreign},
 
 	// A full Redis.
 	{"a reader's renewal begins with a growing write", "lua/fast/refresh.lua", "			and call('ZREM', LEASES, '') == 0\n", "", ofScripts("TestFullRedisKeepsTheLocksItHas")},
@@ -124,21 +124,21 @@ var mutants = []mutant{
 
 	// Nesting.
 	{"a context is canceled under the mutex", "internal/acquisition/acquisition.go", "	// A renewal whose reply was lost may have renewed it on the server.\n", "	a.users.end(why)\n", scenario("TestForeignCodeMayCallTheLibrary/contexts")},
-	{"a context is asked under the mutex", "internal/acquisition/acquisition.go", "	a.users.add(u, write)\n",
+	{"the method of a context is called under the mutex", "internal/acquisition/acquisition.go", "	a.users.add(u, write)\n",
 		"	a.users.add(u, write)\n	_ = u.(context.Context).Err()\n", scenario("TestForeignCodeMayCallTheLibrary/contexts")},
 	{"the text of an error is read under the mutex", "internal/lockerr/lockerr.go", "c := caused{ErrRedis, readOnce(cause), 0}", "c := caused{ErrRedis, cause, 0}", scenario("TestErrorsOfTheClientMayCallTheLibrary")},
 	{"the first unlock releases the acquisition", "internal/acquisition/acquisition.go", "	if a.users.none() {\n", "	if true {\n", sim},
 
 	// The seams between the packages.
 	{"an answer that arrives for a part that was replaced counts", "internal/acquisition/part.go", "return p.acq.parts[p.index] == p && (", "return (", sim},
-	{"a renewal that is answered \"gone\" is not told", "internal/node/renewer.go", "return func() { l.owner.OnExpired(why) }", "return nil", sim},
-	{"a renewal that is answered is not told", "internal/node/renewer.go", "return func() { l.owner.OnRenewed(sent, r) }", "return nil", sim},
-	{"a loss is not told to the locks", "internal/acquisition/acquisition.go", "		n.acquisition.users.end(n.err)\n", "", sim},
+	{"a renewal that is answered \"gone\" is not reported", "internal/node/renewer.go", "return func() { l.owner.OnExpired(why) }", "return nil", sim},
+	{"a renewal that is answered is not reported", "internal/node/renewer.go", "return func() { l.owner.OnRenewed(sent, r) }", "return nil", sim},
+	{"a loss does not end the locks", "internal/acquisition/acquisition.go", "		n.acquisition.users.end(n.err)\n", "", sim},
 	{"a command names its keys in another order", "internal/script/command.go", "\"evalsha\", s.digest, \"4\", p.Keys.holder, p.Keys.intents, p.Keys.leases, p.Keys.token,", "\"evalsha\", s.digest, \"4\", p.Keys.holder, p.Keys.leases, p.Keys.intents, p.Keys.token,", model},
 
 	// Crowds.
-	{"a waiter for a lock on a closed client goes on", "internal/acquisition/part.go", " || lockerr.Has(err, lockerr.ClientClosed)", "", scenario("TestWaiterOnAClosedClientIsTold")},
-	{"a renewal takes foreign data for lost data", "internal/node/renewer.go", "			why = lockerr.Foreign(r.Data)\n", "			why = ErrGone\n", scenario("TestWaitersAreToldOfForeignData")},
+	{"a waiter for a lock on a closed client goes on", "internal/acquisition/part.go", " || lockerr.Has(err, lockerr.ClientClosed)", "", scenario("TestWaiterOnAClosedClientGetsAnError")},
+	{"a renewal takes foreign data for lost data", "internal/node/renewer.go", "			why = lockerr.Foreign(r.Data)\n", "			why = ErrGone\n", scenario("TestWaitersGetErrNotLockForForeignData")},
 }
 
 func TestMutantsFollowTheCode(t *testing.T) {

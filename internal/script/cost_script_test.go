@@ -1,7 +1,6 @@
 package script_test
 
-// This file answers: what does a script cost the server? Its time is nearly that of
-// the commands that it runs, so those are counted, on a real Redis.
+// The commands that a script runs, counted on a real Redis: they take most of its time.
 
 import (
 	"context"
@@ -21,7 +20,7 @@ func TestHotScriptsRunFewCommands(t *testing.T) {
 		t.Fatal(err)
 	}
 	rc := redistest.Start(t).Client(t)
-	s := &stage{T: t, rc: rc, ep: node.Of(rc), keys: keys}
+	s := &server{T: t, rc: rc, ep: node.Of(rc), keys: keys}
 	costs := func(what string, most int, call func()) {
 		t.Helper()
 		if err := rc.ConfigResetStat(context.Background()).Err(); err != nil {
@@ -32,57 +31,59 @@ func TestHotScriptsRunFewCommands(t *testing.T) {
 			t.Errorf("%s: %d commands, want no more than %d", what, n, most)
 		}
 	}
-	enter := func(p *party, want script.Status) func() { return func() { t.Helper(); s.is(p.enter(), want) } }
-	leave := func(p *party) func() { return func() { t.Helper(); s.is(p.leave(), script.Released) } }
+	acquire := func(p *participant, want script.Status) func() {
+		return func() { t.Helper(); s.is(p.acquire(), want) }
+	}
+	release := func(p *participant) func() { return func() { t.Helper(); s.is(p.release(), script.Released) } }
 	fresh := s.writer()
-	s.is(fresh.enter(), script.Granted) // the scripts are learnt, the counter is made
-	s.is(fresh.leave(), script.Released)
+	s.is(fresh.acquire(), script.Granted) // the server learns the scripts and makes the counter
+	s.is(fresh.release(), script.Released)
 
 	w := s.writer()
-	costs("a writer enters", 6, enter(w, script.Granted))
-	costs("it leaves", 3, leave(w))
+	costs("a writer acquires", 6, acquire(w, script.Granted))
+	costs("it releases", 3, release(w))
 
-	// From writer to writer. What some of them do not do depends on the clock.
+	// From writer to writer. The clock decides whether some of them do less.
 	w = s.writer()
-	s.is(w.enter(), script.Granted)
-	var queue []*party
+	s.is(w.acquire(), script.Granted)
+	var queue []*participant
 	for range 20 {
 		next := s.writer()
 		queue = append(queue, next)
 		if len(queue) == 1 {
-			s.is(next.enter(), script.Waiting)
+			s.is(next.acquire(), script.Waiting)
 			continue
 		}
-		costs("a writer waits", 15, enter(next, script.Waiting))
+		costs("a writer joins the queue", 15, acquire(next, script.Waiting))
 		rc.ZIncrBy(context.Background(), keys.Leases(), -1000, next.id) // a second ago
-		costs("it is kept", 13, func() { s.is(next.keep(), script.Waiting) })
+		costs("it is renewed", 13, func() { s.is(next.renew(), script.Waiting) })
 	}
 	for _, next := range queue {
-		costs("a writer hands on", 14, leave(w))
+		costs("a writer hands on", 14, release(w))
 		w = next
 	}
-	s.is(w.leave(), script.Released)
+	s.is(w.release(), script.Released)
 
 	// Readers among themselves, and where a writer waits.
 	first, second, third := s.reader(), s.reader(), s.reader()
-	costs("the first reader enters", 8, enter(first, script.Granted))
-	costs("another reader enters", 11, enter(second, script.Granted))
-	s.is(third.enter(), script.Granted)
+	costs("the first reader acquires", 8, acquire(first, script.Granted))
+	costs("another reader acquires", 11, acquire(second, script.Granted))
+	s.is(third.acquire(), script.Granted)
 	rc.ZIncrBy(context.Background(), keys.Leases(), -1000, third.id) // a second ago
-	costs("a reader is kept", 12, func() { s.is(third.keep(), script.Granted) })
-	costs("a reader leaves", 9, leave(first))
-	waits, behind := s.writer(), s.party(false, 2*time.Minute, firstCome)
-	s.is(waits.enter(), script.Waiting)
-	costs("a reader waits behind a writer", 14, enter(behind, script.Waiting))
-	costs("a reader leaves others, and a writer waits", 10, leave(second))
-	costs("the last reader hands on to a writer", 15, leave(third))
+	costs("a reader is renewed", 12, func() { s.is(third.renew(), script.Granted) })
+	costs("a reader releases", 9, release(first))
+	waits, behind := s.writer(), s.participant(false, 2*time.Minute, firstCome)
+	s.is(waits.acquire(), script.Waiting)
+	costs("a reader joins the queue behind a writer", 14, acquire(behind, script.Waiting))
+	costs("a reader of several releases while a writer waits", 10, release(second))
+	costs("the last reader hands on to a writer", 15, release(third))
 	s.held(waits)
-	costs("a reader waits for a writer", 12, enter(s.reader(), script.Waiting))
-	costs("a writer is kept", 2, func() { s.is(waits.keepHold(), script.Granted) })
+	costs("a reader joins the queue of a writer", 12, acquire(s.reader(), script.Waiting))
+	costs("a writer is renewed", 2, func() { s.is(waits.renewAlone(), script.Granted) })
 }
 
-// commands is how many commands scripts have run since the statistics began.
-func (s *stage) commands() (n int) {
+// commands returns how many commands scripts have run since the statistics were reset.
+func (s *server) commands() (n int) {
 	for line := range strings.Lines(s.rc.Info(context.Background(), "commandstats").Val()) {
 		name, rest, _ := strings.Cut(strings.TrimPrefix(line, "cmdstat_"), ":")
 		var calls int

@@ -1,8 +1,7 @@
 package script_test
 
-// This file answers: is foreign data left alone, whatever it is, under whichever key of
-// a lock, whoever does what? Foreign is another type, a value without a TTL, and a token
-// that is no counter of ours.
+// Foreign data stays as it is, whatever it is, under every key of a lock, in every move of states_test.go. A value of another
+// type is foreign, one without a TTL, and a token that is not a counter of the library.
 
 import (
 	"context"
@@ -20,7 +19,7 @@ import (
 
 var allData = flag.Bool("foreign.all", false, "put all foreign data under the keys in every state (minutes)")
 
-// A datum is something that is no part of a lock.
+// A datum is data that is not part of a lock.
 type datum struct {
 	what string
 	ttl  time.Duration
@@ -61,12 +60,11 @@ var (
 	}
 )
 
-// Promise 10: foreign data is left as it is by every verb, in every state, under each of
-// the keys, and the reply says which key that is. A release has released what is the
-// caller's own.
+// Promise 10: every verb leaves foreign data as it is, in every state, under each of the keys, and the reply names that key.
+// A release still releases the caller's own entries under the other keys.
 func TestForeignDataIsLeftAloneByEveryVerb(t *testing.T) {
 	ctx := context.Background()
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		rare := 4 // a different datum for each move
 		if strings.HasSuffix(s.Name(), "miniredis") {
 			rare = 32 // it takes ten times as long
@@ -78,11 +76,11 @@ func TestForeignDataIsLeftAloneByEveryVerb(t *testing.T) {
 			everyMove(t, s, func(m move) bool {
 				n++
 				return *allData || n%rare == 0 || d.put == nil && rare == 4
-			}, func(m move, p *party) {
+			}, func(m move, p *participant) {
 				key := keys[i]
 				was, there := s.lines()[key]
 				if d.put == nil && (!there || was.words == fmt.Sprintf("[%q]", p.id)) {
-					return // its own holder key is its own, whatever its TTL
+					return // a writer's own holder key is never foreign to it, whatever the TTL
 				}
 				if _, err := s.rc.Pipelined(ctx, func(rc redis.Pipeliner) error {
 					if d.put == nil {
@@ -125,7 +123,7 @@ func TestForeignDataIsLeftAloneByEveryVerb(t *testing.T) {
 				}
 				for other, line := range after {
 					if m.verb == "release" && other != key && strings.Contains(strings.ReplaceAll(line.words, `"-`+p.id, ""), p.id+`"`) {
-						t.Errorf("%s at the %s, %s: it is still in %s", d.what, names[i], m.name, other)
+						t.Errorf("%s at the %s, %s: the released id is still in %s", d.what, names[i], m.name, other)
 					}
 				}
 			})

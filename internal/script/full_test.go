@@ -1,8 +1,7 @@
 package script_test
 
-// This file answers: what does a full Redis (maxmemory is reached, and nothing may be
-// evicted) do to a lock? It keeps what it has: whoever holds or waits is renewed, may
-// release and become a reader, and what comes free is handed on. Nobody new is let in.
+// A full Redis, which has reached maxmemory and may evict nothing, refuses acquires. Holders and waiters are still renewed,
+// released and downgraded, and a lock that comes free is handed on.
 
 import (
 	"context"
@@ -20,27 +19,27 @@ import (
 	"github.com/redismutex/redismutex/internal/script"
 )
 
-// fill makes a server full, or no longer full.
+// fill makes a server full, or not full again.
 func fill(t *testing.T, rc *redis.Client, full bool) {
 	t.Helper()
-	most := map[bool]string{true: "1", false: "0"}[full]
-	if err := rc.ConfigSet(context.Background(), "maxmemory", most).Err(); err != nil {
+	limit := map[bool]string{true: "1", false: "0"}[full]
+	if err := rc.ConfigSet(context.Background(), "maxmemory", limit).Err(); err != nil {
 		t.Fatal(err)
 	}
 }
 
-// numbers are what differs from run to run: times, ranks and tokens.
+// numbers matches what differs from run to run: times, ranks and tokens.
 var numbers = regexp.MustCompile(`\d{13,}`)
 
-// Promise 10: a full Redis refuses every acquire, and it changes nothing, whatever the
-// keys are. All else does what it does on any other Redis.
+// Promise 10: a full Redis refuses every acquire, which changes nothing, in every state. Renewals and releases do what they
+// do on a Redis that is not full.
 func TestFullRedisKeepsTheLocksItHas(t *testing.T) {
 	rc := redistest.Start(t).Client(t)
 	keys, err := script.NewKeys("lock")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &stage{T: t, rc: rc, ep: node.Of(rc), keys: keys}
+	s := &server{T: t, rc: rc, ep: node.Of(rc), keys: keys}
 	for _, verb := range []*script.Script{script.Lock, script.RLock, script.Refresh, script.Unlock} {
 		rc.ScriptLoad(t.Context(), verb.Source())
 	}
@@ -51,7 +50,7 @@ func TestFullRedisKeepsTheLocksItHas(t *testing.T) {
 	}
 	var replies [2][]outcome
 	for i, full := range []bool{false, true} {
-		everyMove(t, s, func(m move) bool { return full || m.verb != "acquire" }, func(m move, p *party) {
+		everyMove(t, s, func(m move) bool { return full || m.verb != "acquire" }, func(m move, p *participant) {
 			before := s.lines()
 			fill(t, rc, full)
 			r, err := m.do(p)
@@ -85,7 +84,7 @@ func TestFullRedisKeepsTheLocksItHas(t *testing.T) {
 		})
 	}
 	i := 0
-	everyMove(t, s, func(m move) bool { return m.verb != "acquire" }, func(m move, _ *party) {
+	everyMove(t, s, func(m move) bool { return m.verb != "acquire" }, func(m move, _ *participant) {
 		if full, not := replies[1][i], replies[0][i]; full != not {
 			t.Errorf("%s: %+v, where Redis is not full %+v", m.name, full, not)
 		}

@@ -1,11 +1,8 @@
 package script_test
 
-// This file answers: do the scripts do what the model says, whatever comes in
-// whatever order? It cites no rule of a script: internal/model is written from
-// the promises. After every step it compares the reply, the messages, and all
-// that there is on the server, on miniredis in virtual time and on a real Redis.
-//
-// It draws more cases with -rapid.checks, and longer ones with -rapid.steps.
+// Random sequences of scripts do what the model says (internal/model, which is written from the promises and not from
+// the scripts). After every step the reply, the messages and everything on the server are compared, on miniredis in
+// virtual time and on a real Redis. -rapid.checks draws more sequences, and -rapid.steps longer ones.
 
 import (
 	"context"
@@ -30,7 +27,7 @@ import (
 // Promises 1, 3, 4, 5, 6, 7, 8 and 9.
 func TestScriptsDoWhatTheModelSays(t *testing.T) { compare(t, false) }
 
-// The same of one node of several, with ranks and tokens that all nodes agree on.
+// The same for one node of several, with ranks and tokens on which all nodes agree.
 func TestScriptsOfAQuorumDoWhatTheModelSays(t *testing.T) { compare(t, true) }
 
 func compare(t *testing.T, quorum bool) {
@@ -63,7 +60,7 @@ func compare(t *testing.T, quorum bool) {
 	})
 }
 
-// checks draws n cases, where the command line does not say how many.
+// checks sets the number of sequences, unless the command line does.
 func checks(t *testing.T, n string) {
 	said := false
 	flag.Visit(func(f *flag.Flag) { said = said || f.Name == "rapid.checks" })
@@ -81,7 +78,7 @@ const box = "redismutex:" // the mailboxes begin with it
 // span is the distance between the two classes of ranks, as the scripts have it.
 const span = int64(4e15)
 
-// A rig is a server with a lock, and the model of that.
+// A rig is a server with a lock, and the model of that lock.
 type rig struct {
 	t      *rapid.T
 	rc     *redis.Client
@@ -98,19 +95,19 @@ type rig struct {
 	state  model.State
 	found  snapshot // what was on the server after the last step
 	log    []string
-	over   bool // the case has come to nothing
+	over   bool // the sequence is given up
 
 	foreign string // the key that holds foreign data, or ""
 	data    line   // what that is
 }
 
-// An actor enters under one id after the other. An id that it gives up has crashed.
+// An actor acquires under one id after the other. An id that it gives up has crashed.
 type actor struct {
 	script.Participant
 	id, name  string
-	first     bool // it goes before all waiters of the other kind
+	first     bool // it ranks before all waiters of the other kind
 	tombstone bool
-	model.Op  // how it enters
+	model.Op  // how it acquires
 }
 
 func newRig(rc *redis.Client, quorum bool) *rig {
@@ -121,8 +118,7 @@ func newRig(rc *redis.Client, quorum bool) *rig {
 	return &rig{rc: rc, keys: keys, quorum: quorum}
 }
 
-// listen makes the scripts known and opens the mailboxes. It returns what closes
-// them.
+// listen loads the scripts and subscribes to the mailboxes. It returns a function that closes the subscription.
 func (g *rig) listen() func() {
 	for _, s := range []*script.Script{script.Lock, script.RLock, script.Refresh, script.Unlock} {
 		if err := g.rc.ScriptLoad(context.Background(), s.Source()).Err(); err != nil {
@@ -147,13 +143,13 @@ func (g *rig) listen() func() {
 	return func() { sub.Close() }
 }
 
-// The verbs as often as they are drawn, the simplest first.
+// The verbs, as often as they are drawn, the simplest first.
 var verbs = []string{
-	"enter", "enter", "enter", "enter", "enter again", "enter again",
-	"leave", "leave", "leave", "keep", "keep", "keep", "keep alone", "downgrade", "pass", "pass", "pass", "foreign",
+	"acquire", "acquire", "acquire", "acquire", "acquire again", "acquire again",
+	"release", "release", "release", "renew", "renew", "renew", "renew alone", "downgrade", "pass", "pass", "pass", "foreign",
 }
 
-// step is one step of the lock, on the server and in the model.
+// step runs one verb on the server and in the model.
 func (g *rig) step(t *rapid.T) {
 	if g.t = t; g.over {
 		return
@@ -174,7 +170,7 @@ func (g *rig) step(t *rapid.T) {
 	}
 	g.last = i
 	a := &g.actors[i]
-	if a.id == "" || verb == "enter" {
+	if a.id == "" || verb == "acquire" {
 		*a = g.actor(string(rune('a' + i%3)))
 	}
 	op := model.Op{ID: a.id, Kind: a.Kind, TTL: a.TTL, Class: a.Class, Rank: a.Rank}
@@ -183,9 +179,9 @@ func (g *rig) step(t *rapid.T) {
 		op.Kind = holder // a writer that has become a reader knows it
 	}
 	switch verb {
-	case "enter", "enter again":
+	case "acquire", "acquire again":
 		op = a.Op
-		what := "enters to join"
+		what := "acquires"
 		if op.Try {
 			what = "tries"
 		}
@@ -193,31 +189,31 @@ func (g *rig) step(t *rapid.T) {
 			what += fmt.Sprintf(", rank %d", op.Rank)
 		}
 		g.call(a, op, a.Acquire(op.Try, a.first), fmt.Sprintf("%s, class %d, ttl %d", what, op.Class, op.TTL))
-	case "keep":
+	case "renew":
 		op.Verb = model.Keep
-		what := "keeps as " + string(op.Kind)
+		what := "renews as " + string(op.Kind)
 		if g.quorum && op.Kind == model.Writer && rapid.Bool().Draw(t, "raise") {
 			op.Raise = g.rank()
 			what += fmt.Sprintf(", token raised to %d", op.Raise)
 		}
 		g.call(a, op, a.as(op.Kind).Renew(uint64(op.Raise)), what)
-	case "keep alone":
+	case "renew alone":
 		if a.Kind != model.Writer {
-			t.Skip("only a writer knows that nobody has been let in beside it")
+			t.Skip("only a writer knows that it holds alone")
 		}
 		op.Verb, op.Alone = model.Keep, true
-		g.call(a, op, a.RenewWriter(), "keeps alone")
+		g.call(a, op, a.RenewWriter(), "renews with the holder key alone")
 	case "downgrade":
 		if a.Kind != model.Writer || g.waits(a.id) {
-			t.Skip("only who holds asks for it")
+			t.Skip("only a holder is downgraded")
 		}
 		op.Verb, op.Kind = model.Keep, model.Reader
 		g.call(a, op, a.as(model.Reader).Renew(0), "becomes a reader")
-	case "leave":
+	case "release":
 		op.Verb = model.Leave
-		what := "leaves"
-		if a.tombstone = rapid.Bool().Draw(t, "bury"); a.tombstone {
-			op.Bury, what = 2*a.TTL, "leaves a tombstone"
+		what := "releases"
+		if a.tombstone = rapid.Bool().Draw(t, "tombstone"); a.tombstone {
+			op.Bury, what = 2*a.TTL, "releases with a tombstone"
 		}
 		op.Kind = a.Kind // also when it has become a reader, since that may not be known
 		g.call(a, op, a.Release(a.tombstone), what)
@@ -246,19 +242,19 @@ func (g *rig) actor(mailbox string) actor {
 	return a
 }
 
-// as is a as one that renews as that kind.
+// as returns a as a participant that renews as that kind.
 func (a *actor) as(kind model.Kind) script.Participant {
 	p := a.Participant
 	p.Write = kind == model.Writer
 	return p
 }
 
-// rank is that of a request, or of a token: behind any clock, or ahead of it.
+// rank returns the rank of a request, or a token: behind any clock, or ahead of it.
 func (g *rig) rank() int64 {
 	return rapid.SampledFrom([]int64{500_000_000_000_000, ahead}).Draw(g.t, "base") + rapid.Int64Range(1, 9).Draw(g.t, "rank")
 }
 
-// holder is the kind of the holder id, 0 if it is none.
+// holder returns the kind of the holder id, 0 if it does not hold.
 func (g *rig) holder(id string) model.Kind {
 	for _, p := range g.state.Holders {
 		if p.ID == id {
@@ -272,7 +268,7 @@ func (g *rig) waits(id string) bool {
 	return slices.ContainsFunc(g.state.Queue, func(p model.Participant) bool { return p.ID == id })
 }
 
-// ends is when something ends, the first first, in ms.
+// ends returns when leases, tombstones and the counter end, in ms and in order.
 func (g *rig) ends(now model.Time) (ends []int64) {
 	s := g.state.At(now)
 	for _, p := range append(s.Leases(), s.Holders...) {
@@ -285,7 +281,7 @@ func (g *rig) ends(now model.Time) (ends []int64) {
 	return slices.Compact(ends)
 }
 
-// wait has some time pass: a little, or until something ends, or all.
+// wait lets some time pass: a little, until something ends, or until all has ended.
 func (g *rig) wait() {
 	now := g.time()
 	d := rapid.SampledFrom([]int64{500, 1, 1500, 5000, 0, -1, -2, -3, -4, model.Retention + 1}).Draw(g.t, "ms")
@@ -309,8 +305,8 @@ func (g *rig) wait() {
 	}
 }
 
-// standStill takes back the time that has passed of itself where the clock does not
-// stand still in a step, so that a case is the same when it is run again.
+// standStill takes back the time that has passed by itself on a real server, so that a sequence can be repeated
+// exactly.
 func (g *rig) standStill() {
 	if g.blur == 0 {
 		return
@@ -322,18 +318,17 @@ func (g *rig) standStill() {
 	g.anchor = now
 }
 
-// tick is what times are multiples of, in ms, where the clock does not stand still.
-// Nothing ends then within half a tick of a step.
+// tick is what times are multiples of on a real server, in ms: nothing ends within half a tick of a step.
 const tick = 100
 
-// near says whether something ends about now.
+// near reports whether something ends about now.
 func (g *rig) near() bool {
 	now := g.time()
 	ends := g.ends(now - tick/2*1000)
 	return len(ends) > 0 && ends[0] < int64(now)/1000+tick/2
 }
 
-// shift has time pass on a server whose clock cannot be set: all ends come nearer.
+// shift lets time pass on a server whose clock cannot be set, by bringing all ends nearer.
 func (g *rig) shift(d int64) {
 	if err := shiftScript.Run(context.Background(), g.rc, []string{g.keys.Leases()}, d).Err(); err != nil {
 		g.t.Fatal(err)
@@ -364,8 +359,8 @@ var shiftScript = redis.NewScript(endSource + `
 	end
 	return 1`)
 
-// endSource tells when a key ends, -1 if never: PEXPIRETIME came with Redis 7, and
-// before 7.2 the clock moves within a script.
+// endSource returns when a key ends, -1 if never. PEXPIRETIME came with Redis 7, and before 7.2 the clock moves within
+// a script.
 const endSource = `
 	local function clock()
 		local time = redis.call('TIME')
@@ -401,7 +396,7 @@ func (g *rig) fail(format string, arg ...any) {
 	g.t.Fatalf("after %d steps\n\t%s\n", steps, strings.Join(g.log, "\n\t"))
 }
 
-// call has both do it, and compares.
+// call sends a command to the server and the model, and compares the results.
 func (g *rig) call(a *actor, op model.Op, c script.Command, what string) {
 	ctx := context.Background()
 	pipeline := g.rc.Pipeline()
@@ -410,7 +405,7 @@ func (g *rig) call(a *actor, op model.Op, c script.Command, what string) {
 	_ = pipeline.Process(ctx, sent)
 	ended := pipeline.Time(ctx)
 	look := pipeline.Eval(ctx, snapshotSource, nil)
-	pipeline.Publish(ctx, box, "that is all")
+	pipeline.Publish(ctx, box, "end of step")
 	_, _ = pipeline.Exec(ctx) // each command has its error
 	messages := g.receive()
 
@@ -428,15 +423,15 @@ func (g *rig) call(a *actor, op model.Op, c script.Command, what string) {
 	b := blur{ticks: model.Time(ended.Val().UnixMicro()) - now, ms: g.blur}
 	b.ms += int64(b.ticks) / 1000
 	if b.ms > tick/4 {
-		g.over = true // it has taken too long to tell what should have come out
+		g.over = true // the step took too long for the times to be compared
 		return
 	}
 
 	before, rests := g.state.At(now), g.found.rests(now)
 	var want model.Reply
 	if op.Verb == model.Enter && rests.refuse(op, got.Status) {
-		// Its lease has ended, or its tombstone: what is left of them may refuse
-		// it, as an id is not to be used again.
+		// Its lease or its tombstone has ended, but what is left of it may still
+		// refuse the id, which is used once.
 		g.state, want = g.state.Step(now, model.Op{Verb: model.Settle, Rank: op.Rank})
 		want.Status = model.Status(got.Status)
 	} else {
@@ -451,8 +446,8 @@ func (g *rig) call(a *actor, op model.Op, c script.Command, what string) {
 	}
 }
 
-// plant puts foreign data under one of the keys. From then on the model does not know
-// what is to come, but that data is to stay as it is.
+// plant puts foreign data under a key. From then on the model does not know the replies, but the data must stay as it
+// is.
 func (g *rig) plant() {
 	if g.foreign != "" || rapid.IntRange(0, 3).Draw(g.t, "plant") < 3 {
 		g.t.Skip("seldom, and once")
@@ -474,8 +469,8 @@ func (g *rig) plant() {
 	g.note("%s holds %s", key, d.what)
 }
 
-// checkForeign checks that foreign data is as it was, that who acquires is told, and
-// that nobody is granted what cannot be seen to be free.
+// checkForeign checks that foreign data has not changed, that an acquire is refused, and that no grant is made that the
+// foreign data could contradict.
 func (g *rig) checkForeign(op model.Op, got script.Reply, err error, messages []string, look *redis.Cmd) {
 	after := g.lines(look)
 	for key, line := range after {
@@ -490,21 +485,21 @@ func (g *rig) checkForeign(op model.Op, got script.Reply, err error, messages []
 			words = m
 		}
 		if words != "" && !(token && strings.HasPrefix(words, "0 ")) { // readers need no token
-			g.fail("somebody is granted: %q", m)
+			g.fail("foreign data, and a grant: %q", m)
 		}
 	}
 	refused := errors.Is(err, ErrNotLock) || got.Status == script.Foreign
 	switch {
 	case after[g.foreign] != g.data:
-		g.fail("foreign data became %+v, was %+v", after[g.foreign], g.data)
+		g.fail("foreign data is %+v, want it unchanged: %+v", after[g.foreign], g.data)
 	case err != nil && !refused:
 		g.fail("%v", err)
 	case op.Verb == model.Enter && !refused && (!token || op.Kind == model.Writer):
-		g.fail("it is not told of foreign data: %+v", got)
+		g.fail("foreign data was not reported: %+v", got)
 	}
 }
 
-// lines is what is on the server, as scripts see it.
+// lines returns everything on the server, as scripts see it.
 func (g *rig) lines(look *redis.Cmd) map[string]line {
 	lines, err := linesOf(look)
 	if err != nil {
@@ -513,8 +508,8 @@ func (g *rig) lines(look *redis.Cmd) map[string]line {
 	return lines
 }
 
-// checkReply allows for what is left of those whose lease has ended: whoever comes
-// behind them looks too soon, or makes way once in vain.
+// checkReply allows for entries of expired participants that are still on the server: a waiter behind them renews too
+// early, or a holder makes way in vain.
 func (g *rig) checkReply(op model.Op, got script.Reply, want model.Reply, b blur, rests snapshot) {
 	value := got.Value == want.Value
 	switch want.Status {
@@ -533,8 +528,7 @@ func (g *rig) checkReply(op model.Op, got script.Reply, want model.Reply, b blur
 	}
 }
 
-// checkMessages compares those published and the one in a reply, which is to the
-// mailbox of who leaves, with the grants.
+// checkMessages compares the published messages, and the one in a reply, with the grants.
 func (g *rig) checkMessages(op model.Op, published []string, carried string, grants []model.Grant, b blur) {
 	all, own := published, mailboxOf(op.ID)+" <- "
 	if carried != "" {
@@ -548,7 +542,7 @@ func (g *rig) checkMessages(op model.Op, published []string, carried string, gra
 	slices.Sort(all)
 	toOwn := slices.ContainsFunc(want, func(m string) bool { return strings.HasPrefix(m, own) })
 	if !slices.Equal(all, want) || (carried != "") != (op.Verb == model.Leave && toOwn) {
-		g.fail("want messages %q, and in the reply of a leave that to its own mailbox", want)
+		g.fail("want messages %q, and in the reply of a release the one to its own mailbox", want)
 	}
 }
 
@@ -566,7 +560,7 @@ func (g *rig) receive() (messages []string) {
 	return nil
 }
 
-// newsOf is the messages that tell of grants, one for each mailbox (promise 7).
+// newsOf returns the messages for grants, one for each mailbox (promise 7).
 func newsOf(grants []model.Grant) []string {
 	news := map[string]string{}
 	for _, grant := range grants {
@@ -579,8 +573,7 @@ func newsOf(grants []model.Grant) []string {
 	return slices.Sorted(maps.Values(news))
 }
 
-// adoptToken makes a token that was read from the clock, which did not stand still,
-// what the message says.
+// adoptToken takes a token over from a message if it was read from a clock that did not stand still.
 func adoptToken(messages []string, b blur, grants []model.Grant) {
 	for i, grant := range grants {
 		for _, m := range messages {
@@ -593,8 +586,8 @@ func adoptToken(messages []string, b blur, grants []model.Grant) {
 	}
 }
 
-// A blur is how far a server's times may be off: the clock's ticks, in µs, while a
-// script ran, and ms; and whether a token may have been read from the clock.
+// A blur is how far a server's times may be off: in µs, by the ticks of the clock while a script ran, and in ms; and
+// whether a token may have been read from the clock.
 type blur struct {
 	ticks model.Time
 	ms    int64
@@ -607,7 +600,7 @@ func (b blur) sameToken(got, want int64) bool { return got == want || b.read && 
 
 func (b blur) sameMs(got, want int64) bool { return got >= want-b.ms && got <= want+b.ms }
 
-// A snapshot is all that is on a server.
+// A snapshot is everything on a server.
 type snapshot struct {
 	writer          string
 	readers         []string
@@ -617,7 +610,7 @@ type snapshot struct {
 	other           []string
 }
 
-// It says what there is in a line of words for each key: name, type, end, contents.
+// snapshotSource returns a line for each key: name, type, end, contents.
 const snapshotSource = endSource + `
 	local lines = {}
 	for i, key in ipairs(redis.call('KEYS', '*')) do
@@ -690,7 +683,7 @@ func (s *snapshot) shift(d int64) {
 	}
 }
 
-// rests is what is left on the server of those whose lease has ended.
+// rests returns what expired participants have left on the server.
 func (s snapshot) rests(now model.Time) (rests snapshot) {
 	rests.leases, rests.intents = map[string]int64{}, map[string]int64{}
 	for id, ends := range s.leases {
@@ -706,16 +699,15 @@ func (s snapshot) rests(now model.Time) (rests snapshot) {
 	return rests
 }
 
-// refuse says whether they may be why an enter is refused.
+// refuse reports whether these leftovers may be why an acquire is refused.
 func (s snapshot) refuse(op model.Op, got script.Status) bool {
 	_, waited := s.intents[string(op.Kind)+op.ID]
 	_, left := s.leases["-"+op.ID]
 	return got == script.Gone && waited || got == script.Tombstoned && left
 }
 
-// differs says where the model and a server differ, apart from the rests of those
-// whose lease has ended. Then the model takes over the times of the server, which
-// are not off by more than the blur.
+// differs returns where the model and a server differ, apart from the leftovers of expired participants. If they do not,
+// the model takes over the times of the server, which are off by no more than the blur.
 func (s snapshot) differs(keys *script.Keys, m *model.State, now model.Time, b blur) string {
 	if len(s.other) > 0 {
 		return fmt.Sprintf("there is %q", s.other)
@@ -736,7 +728,7 @@ func (s snapshot) differs(keys *script.Keys, m *model.State, now model.Time, b b
 		_, is := dead.leases[id]
 		return is
 	})
-	// ms takes over a time, and sees to it that nothing is left of the server's.
+	// ms takes a time over and removes the entry from what the server has.
 	ms := func(what string, scores map[string]int64, id string, want *int64) string {
 		got, ok := scores[id]
 		if !ok || !b.sameMs(got, *want) {
@@ -769,7 +761,7 @@ func (s snapshot) differs(keys *script.Keys, m *model.State, now model.Time, b b
 		return fmt.Sprintf("held by %q, want %q", append(s.readers, s.writer), append(readers, writer))
 	}
 
-	// Who waits, and the tombstones.
+	// The waiters and the tombstones.
 	for i := range m.Queue {
 		p := &m.Queue[i]
 		member := string(p.Kind) + p.ID
@@ -793,7 +785,7 @@ func (s snapshot) differs(keys *script.Keys, m *model.State, now model.Time, b b
 		m.Graves[id] = ends
 	}
 	if len(s.intents)+len(s.leases) > 0 {
-		return fmt.Sprintf("too much: intents %v, leases %v", s.intents, s.leases)
+		return fmt.Sprintf("unexpected entries: intents %v, leases %v", s.intents, s.leases)
 	}
 
 	// The token.

@@ -1,8 +1,7 @@
 package script_test
 
-// This file answers: do the scripts keep the promises, each on miniredis and on
-// a real Redis? Participants act here by the scripts alone, without a client's
-// timers, and a lease ends when the test says so.
+// The scripts alone, on miniredis and on a real Redis: no client with timers takes part, and a lease ends when the test
+// ends it.
 
 import (
 	"context"
@@ -20,8 +19,8 @@ import (
 	"github.com/redismutex/redismutex/internal/script"
 )
 
-// A stage is a server, and a lock on it that participants act on.
-type stage struct {
+// A server is a Redis with one lock, which participants act on.
+type server struct {
 	*testing.T
 	rc   *redis.Client
 	ep   *node.Node
@@ -29,13 +28,13 @@ type stage struct {
 	ids  int
 }
 
-func onBothServers(t *testing.T, f func(s *stage)) {
+func onBothServers(t *testing.T, f func(s *server)) {
 	open := func(t *testing.T, rc *redis.Client) {
 		keys, err := script.NewKeys("lock")
 		if err != nil {
 			t.Fatal(err)
 		}
-		f(&stage{T: t, rc: rc, ep: node.Of(rc), keys: keys})
+		f(&server{T: t, rc: rc, ep: node.Of(rc), keys: keys})
 	}
 	t.Run("miniredis", func(t *testing.T) {
 		redistest.MiniLocks(t)
@@ -48,31 +47,31 @@ func onBothServers(t *testing.T, f func(s *stage)) {
 	t.Run("redis", func(t *testing.T) { open(t, redistest.Start(t).Client(t)) })
 }
 
-// A party is one participant.
-type party struct {
-	*stage
+// A participant is one id on a server.
+type participant struct {
+	*server
 	script.Participant
 	id        string
-	first     bool // it goes before all waiters of the other kind
+	first     bool // it ranks before all waiters of the other kind
 	tombstone bool // its release leaves a tombstone
 }
 
-func (s *stage) party(write bool, ttl time.Duration, order order) *party {
+func (s *server) participant(write bool, ttl time.Duration, order order) *participant {
 	s.Helper()
 	s.ids++
 	id := fmt.Sprintf("redismutex:box:%d", s.ids)
-	return &party{
-		stage:       s,
+	return &participant{
+		server:      s,
 		Participant: script.Participant{Keys: s.keys, Durations: script.NewDurations(ttl), ID: id, Write: write},
 		id:          id,
 		first:       order == writersFirst && write || order == readersFirst && !write,
 	}
 }
 
-func (s *stage) writer() *party { return s.party(true, time.Minute, firstCome) }
-func (s *stage) reader() *party { return s.party(false, time.Minute, firstCome) }
+func (s *server) writer() *participant { return s.participant(true, time.Minute, firstCome) }
+func (s *server) reader() *participant { return s.participant(false, time.Minute, firstCome) }
 
-func (p *party) must(r script.Reply, err error) script.Reply {
+func (p *participant) must(r script.Reply, err error) script.Reply {
 	p.Helper()
 	if err != nil {
 		p.Fatal(err)
@@ -80,13 +79,13 @@ func (p *party) must(r script.Reply, err error) script.Reply {
 	return r
 }
 
-// calls sends a command of p.
-func (p *party) calls(c script.Command) (script.Reply, error) {
+// calls sends a command, and repeats it while the reply says "more".
+func (p *participant) calls(c script.Command) (script.Reply, error) {
 	return p.ep.Run(context.Background(), MaxTTL, c)
 }
 
-// once sends a command and does not repeat it where the reply says "more".
-func (s *stage) once(c script.Command) (script.Reply, error) {
+// once sends a command once, even if the reply says "more".
+func (s *server) once(c script.Command) (script.Reply, error) {
 	ctx := context.Background()
 	sent := c.Redis(ctx)
 	if err := s.rc.Process(ctx, sent); redis.HasErrorPrefix(err, "NOSCRIPT") {
@@ -96,41 +95,54 @@ func (s *stage) once(c script.Command) (script.Reply, error) {
 	return c.Script.Parse(sent)
 }
 
-// asReader is p as a writer that renews as a reader.
-func (p *party) asReader() script.Participant {
+// asReader returns the writer p as one that renews as a reader, which downgrades it.
+func (p *participant) asReader() script.Participant {
 	reader := p.Participant
 	reader.Write = false
 	return reader
 }
 
-func (p *party) enter() script.Reply     { p.Helper(); return p.must(p.calls(p.Acquire(false, p.first))) }
-func (p *party) try() script.Reply       { p.Helper(); return p.must(p.calls(p.Acquire(true, p.first))) }
-func (p *party) keep() script.Reply      { p.Helper(); return p.must(p.calls(p.Renew(0))) }
-func (p *party) keepHold() script.Reply  { p.Helper(); return p.must(p.calls(p.RenewWriter())) }
-func (p *party) downgrade() script.Reply { p.Helper(); return p.must(p.calls(p.asReader().Renew(0))) }
-func (p *party) leave() script.Reply     { p.Helper(); return p.must(p.calls(p.Release(p.tombstone))) }
+func (p *participant) acquire() script.Reply {
+	p.Helper()
+	return p.must(p.calls(p.Acquire(false, p.first)))
+}
+func (p *participant) try() script.Reply {
+	p.Helper()
+	return p.must(p.calls(p.Acquire(true, p.first)))
+}
+func (p *participant) renew() script.Reply      { p.Helper(); return p.must(p.calls(p.Renew(0))) }
+func (p *participant) renewAlone() script.Reply { p.Helper(); return p.must(p.calls(p.RenewWriter())) }
+func (p *participant) downgrade() script.Reply {
+	p.Helper()
+	return p.must(p.calls(p.asReader().Renew(0)))
+}
+func (p *participant) release() script.Reply {
+	p.Helper()
+	return p.must(p.calls(p.Release(p.tombstone)))
+}
 
-// die ends the lease of p, as time would.
-func (p *party) die() {
+// expire ends the lease of p, as time would.
+func (p *participant) expire() {
 	ctx := context.Background()
-	if p.rc.Type(ctx, p.stage.keys.Name()).Val() == "string" && p.rc.Get(ctx, p.stage.keys.Name()).Val() == p.id {
-		p.rc.Del(ctx, p.stage.keys.Name())
+	if p.rc.Type(ctx, p.server.keys.Name()).Val() == "string" && p.rc.Get(ctx, p.server.keys.Name()).Val() == p.id {
+		p.rc.Del(ctx, p.server.keys.Name())
 		return
 	}
-	if n := p.rc.ZAddXX(ctx, p.stage.keys.Leases(), redis.Z{Score: 1, Member: p.id}).Err(); n != nil {
+	if n := p.rc.ZAddXX(ctx, p.server.keys.Leases(), redis.Z{Score: 1, Member: p.id}).Err(); n != nil {
 		p.Fatal(n)
 	}
 }
 
-func (s *stage) is(r script.Reply, want script.Status) {
+// is checks the status of a reply.
+func (s *server) is(r script.Reply, want script.Status) {
 	s.Helper()
 	if r.Status != want {
 		s.Fatalf("status %d, want %d", r.Status, want)
 	}
 }
 
-// holders is who holds, as Redis has it.
-func (s *stage) holders() []string {
+// holders returns the ids that hold the lock in Redis.
+func (s *server) holders() []string {
 	ctx := context.Background()
 	switch s.rc.Type(ctx, s.keys.Name()).Val() {
 	case "string":
@@ -143,7 +155,8 @@ func (s *stage) holders() []string {
 	return nil
 }
 
-func (s *stage) held(by ...*party) {
+// held checks who holds the lock, and that every key has a TTL.
+func (s *server) held(by ...*participant) {
 	s.Helper()
 	var want []string
 	for _, p := range by {
@@ -156,110 +169,107 @@ func (s *stage) held(by ...*party) {
 	ctx := context.Background()
 	for _, key := range s.rc.Keys(ctx, "*").Val() {
 		if ttl := s.rc.PTTL(ctx, key).Val(); ttl <= 0 {
-			s.Fatalf("%s lives for %v", key, ttl) // promise 8
+			s.Fatalf("%s has the TTL %v, want a positive one", key, ttl) // promise 8
 		}
 	}
 }
 
 // Promise 1.
 func TestOneWriterOrManyReaders(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		w, w2, r, r2 := s.writer(), s.writer(), s.reader(), s.reader()
-		s.is(w.enter(), script.Granted)
+		s.is(w.acquire(), script.Granted)
 		s.is(w2.try(), script.Busy)
 		s.is(r.try(), script.Busy)
-		s.is(w.leave(), script.Released)
-		s.is(r.enter(), script.Granted)
-		s.is(r2.enter(), script.Granted)
+		s.is(w.release(), script.Released)
+		s.is(r.acquire(), script.Granted)
+		s.is(r2.acquire(), script.Granted)
 		s.is(w2.try(), script.Busy)
 		s.held(r, r2)
 	})
 }
 
-// Promise 5: whoever leaves hands on, in the same script, to one writer or to
-// the whole run of readers in front.
-func TestLeaveHandsOnToTheNextInOrder(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+// Promise 5: a release hands the lock on in the same script, to one writer or to the whole run of readers in front.
+func TestReleaseHandsOnToTheNextInOrder(t *testing.T) {
+	onBothServers(t, func(s *server) {
 		w, r1, r2, w2, r3 := s.writer(), s.reader(), s.reader(), s.writer(), s.reader()
-		s.is(w.enter(), script.Granted)
-		for _, p := range []*party{r1, r2, w2, r3} {
-			s.is(p.enter(), script.Waiting)
+		s.is(w.acquire(), script.Granted)
+		for _, p := range []*participant{r1, r2, w2, r3} {
+			s.is(p.acquire(), script.Waiting)
 		}
-		s.is(w.leave(), script.Released)
+		s.is(w.release(), script.Released)
 		s.held(r1, r2)
-		s.is(r1.leave(), script.Released)
+		s.is(r1.release(), script.Released)
 		s.held(r2)
-		s.is(r2.leave(), script.Released)
+		s.is(r2.release(), script.Released)
 		s.held(w2)
-		s.is(w2.leave(), script.Released)
+		s.is(w2.release(), script.Released)
 		s.held(r3)
 	})
 }
 
-// Promise 5: nor does it hand on to the dead.
-func TestLeavePassesOverTheDead(t *testing.T) {
-	onBothServers(t, func(s *stage) {
-		w, dead, dead2, next := s.writer(), s.writer(), s.reader(), s.writer()
-		s.is(w.enter(), script.Granted)
-		for _, p := range []*party{dead, dead2, next} {
-			s.is(p.enter(), script.Waiting)
+// Promise 5: a waiter whose lease has ended is not granted the lock.
+func TestReleasePassesOverExpiredWaiters(t *testing.T) {
+	onBothServers(t, func(s *server) {
+		w, expired, expired2, next := s.writer(), s.writer(), s.reader(), s.writer()
+		s.is(w.acquire(), script.Granted)
+		for _, p := range []*participant{expired, expired2, next} {
+			s.is(p.acquire(), script.Waiting)
 		}
-		dead.die()
-		dead2.die()
-		s.is(w.leave(), script.Released)
+		expired.expire()
+		expired2.expire()
+		s.is(w.release(), script.Released)
 		s.held(next)
 	})
 }
 
-// Promises 5 and 6: readers do not pass a writer that waits, and when it gives
-// up they go in at once.
-func TestReadersBehindACancelledWriterGoIn(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+// Promises 5 and 6: readers do not overtake a waiting writer. When it gives up they are granted at once.
+func TestReadersBehindAWriterThatGivesUpAreGranted(t *testing.T) {
+	onBothServers(t, func(s *server) {
 		r, w, r2 := s.reader(), s.writer(), s.reader()
-		s.is(r.enter(), script.Granted)
-		s.is(w.enter(), script.Waiting)
-		s.is(r2.enter(), script.Waiting)
-		s.is(w.leave(), script.Released)
+		s.is(r.acquire(), script.Granted)
+		s.is(w.acquire(), script.Waiting)
+		s.is(r2.acquire(), script.Waiting)
+		s.is(w.release(), script.Released)
 		s.held(r, r2)
 	})
 }
 
-// Promise 6.
+// Promise 6: no reader overtakes a waiting writer, nor does a try.
 func TestWriterNotStarvedByReaders(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		first, w := s.reader(), s.writer()
-		s.is(first.enter(), script.Granted)
-		s.is(w.enter(), script.Waiting)
+		s.is(first.acquire(), script.Granted)
+		s.is(w.acquire(), script.Waiting)
 		for range 5 {
-			s.is(s.reader().enter(), script.Waiting)
+			s.is(s.reader().acquire(), script.Waiting)
 			s.is(s.reader().try(), script.Busy)
 		}
-		s.is(first.leave(), script.Released)
+		s.is(first.release(), script.Released)
 		s.held(w)
 	})
 }
 
-// Promise 6: WithLockIntent and WithReaderPriority, one algorithm with three
-// ranks.
+// Promise 6: first come, WithLockIntent and WithReaderPriority.
 func TestOrderOfChoice(t *testing.T) {
 	for _, c := range []struct {
 		order order
 		want  string // the order in which the waiters get the lock
 	}{{firstCome, "w1 r1 w2 r2"}, {writersFirst, "w1 w2 r1+r2"}, {readersFirst, "r1+r2 w1 w2"}} {
-		onBothServers(t, func(s *stage) {
+		onBothServers(t, func(s *server) {
 			names := map[string]string{}
-			join := func(name string) *party {
-				p := s.party(name[0] == 'w', time.Minute, c.order)
+			join := func(name string) *participant {
+				p := s.participant(name[0] == 'w', time.Minute, c.order)
 				names[p.id] = name
 				return p
 			}
-			holder, waiters := s.writer(), map[string]*party{}
-			s.is(holder.enter(), script.Granted)
+			holder, waiters := s.writer(), map[string]*participant{}
+			s.is(holder.acquire(), script.Granted)
 			for _, name := range []string{"w1", "r1", "w2", "r2"} {
 				waiters[name] = join(name)
-				s.is(waiters[name].enter(), script.Waiting)
+				s.is(waiters[name].acquire(), script.Waiting)
 			}
-			s.is(holder.leave(), script.Released)
+			s.is(holder.release(), script.Released)
 			var got []string
 			for len(s.holders()) > 0 {
 				var turn []string
@@ -269,271 +279,263 @@ func TestOrderOfChoice(t *testing.T) {
 				slices.Sort(turn)
 				got = append(got, strings.Join(turn, "+"))
 				for _, name := range turn {
-					s.is(waiters[name].leave(), script.Released)
+					s.is(waiters[name].release(), script.Released)
 				}
 			}
 			if got := strings.Join(got, " "); got != c.want {
-				s.Errorf("order %d: %q, want %q", c.order, got, c.want)
+				s.Errorf("order %d: granted in the order %q, want %q", c.order, got, c.want)
 			}
 		})
 	}
 }
 
-// Promise 6, and the rule: ties, and a clock that steps back, never reorder.
+// Promise 6: neither a tie nor a clock that steps back reorders the queue.
 func TestClockThatStepsBackDoesNotReorder(t *testing.T) {
 	for _, order := range []order{firstCome, writersFirst} {
-		onBothServers(t, func(s *stage) {
+		onBothServers(t, func(s *server) {
 			ctx := context.Background()
-			s.is(s.writer().enter(), script.Granted)
-			early := s.party(true, time.Minute, order)
-			s.is(early.enter(), script.Waiting)
-			// As if it had come an hour later, by a clock that was then set back.
+			s.is(s.writer().acquire(), script.Granted)
+			early := s.participant(true, time.Minute, order)
+			s.is(early.acquire(), script.Waiting)
+			// As if it had joined an hour later, by a clock that was then set back.
 			if err := s.rc.ZIncrBy(ctx, s.keys.Intents(), 3.6e9, "w"+early.id).Err(); err != nil {
 				s.Fatal(err)
 			}
-			late := s.party(true, time.Minute, order)
-			s.is(late.enter(), script.Waiting)
+			late := s.participant(true, time.Minute, order)
+			s.is(late.acquire(), script.Waiting)
 			if order := s.rc.ZRange(ctx, s.keys.Intents(), 0, -1).Val(); order[1] != "w"+late.id {
-				s.Errorf("order %q", order)
+				s.Errorf("queue %q, want %q second", order, "w"+late.id)
 			}
 		})
 	}
 }
 
-// Promise 3, and the rule of settle: never touch a string. Whatever the leases
-// say of it, a writer's lease is the key's own TTL.
+// Promise 3: a writer's lease is the TTL of the holder key, so an entry of it in the leases does not end it.
 func TestDropNeverTouchesAWriter(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		w, r := s.writer(), s.reader()
-		s.is(w.enter(), script.Granted)
-		s.is(r.enter(), script.Waiting)
+		s.is(w.acquire(), script.Granted)
+		s.is(r.acquire(), script.Waiting)
 		s.rc.ZAdd(context.Background(), s.keys.Leases(), redis.Z{Score: 1, Member: w.id})
-		s.is(r.keep(), script.Waiting)
-		s.is(w.keep(), script.Granted)
+		s.is(r.renew(), script.Waiting)
+		s.is(w.renew(), script.Granted)
 		s.held(w)
 	})
 }
 
-// Promise 3, and the rule: a waiter that becomes the writer loses its entry in
-// the leases, or one day it ends a writer that lives.
+// Promise 3: a waiter that becomes the writer loses its entry in the leases. Left there, it would end too early later.
 func TestWriterHasNoEntryInTheLeases(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		w, w2, r := s.writer(), s.writer(), s.reader()
-		s.is(w.enter(), script.Granted)
-		s.is(w2.enter(), script.Waiting)
-		s.is(r.enter(), script.Waiting)
-		s.is(w.leave(), script.Released)
+		s.is(w.acquire(), script.Granted)
+		s.is(w2.acquire(), script.Waiting)
+		s.is(r.acquire(), script.Waiting)
+		s.is(w.release(), script.Released)
 		s.held(w2)
 		if leases := s.rc.ZRange(context.Background(), s.keys.Leases(), 0, -1).Val(); !slices.Equal(leases, []string{r.id}) {
-			s.Errorf("leases %q, want those of the waiter alone", leases)
+			s.Errorf("leases of %q, want only that of the waiter", leases)
 		}
 	})
 }
 
-// Promise 5, and the rule of enter: what a dead holder frees goes to who waits,
-// not to who tries.
-func TestTryFindsADeadHolderAndHandsOn(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+// Promise 5: the lock of an expired holder goes to the waiter, not to the try that finds it.
+func TestTryHandsOnTheLockOfAnExpiredHolder(t *testing.T) {
+	onBothServers(t, func(s *server) {
 		w, w2 := s.writer(), s.writer()
-		s.is(w.enter(), script.Granted)
-		s.is(w2.enter(), script.Waiting)
-		w.die()
+		s.is(w.acquire(), script.Granted)
+		s.is(w2.acquire(), script.Waiting)
+		w.expire()
 		s.is(s.writer().try(), script.Busy)
 		s.held(w2)
 	})
 }
 
-// Promise 5, and the rule of enter: a try that fails leaves no trace, so that
-// nobody waits behind it.
+// Promise 5: a try that is refused leaves no trace, so nobody waits behind it.
 func TestFailedTryLeavesNoTrace(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		ctx := context.Background()
 		r := s.reader()
-		s.is(r.enter(), script.Granted)
+		s.is(r.acquire(), script.Granted)
 		before := s.dump()
 		s.is(s.writer().try(), script.Busy)
 		if after := s.dump(); after != before {
 			s.Errorf("before %s, after %s", before, after)
 		}
 		if s.rc.Exists(ctx, s.keys.Intents()).Val() != 0 {
-			s.Error("a try stands in the queue")
+			s.Error("a try is in the queue")
 		}
 		s.is(s.reader().try(), script.Granted)
 	})
 }
 
-// Promise 5, and the rule of enter: whoever fits and has nobody before it is
-// granted in the very script, a writer before the waiting readers included.
-func TestEnterIsGrantedWhatIsFree(t *testing.T) {
-	onBothServers(t, func(s *stage) {
-		r, dead, late := s.reader(), s.writer(), s.reader()
-		s.is(r.enter(), script.Granted)
-		s.is(dead.enter(), script.Waiting)
-		dead.die()
-		s.is(late.enter(), script.Granted) // the writer before it is dead
+// Promise 5: an acquire that fits the holders, with no living waiter of a lower rank, is granted by its own script.
+func TestAcquireIsGrantedWhatIsFree(t *testing.T) {
+	onBothServers(t, func(s *server) {
+		r, expired, late := s.reader(), s.writer(), s.reader()
+		s.is(r.acquire(), script.Granted)
+		s.is(expired.acquire(), script.Waiting)
+		expired.expire()
+		s.is(late.acquire(), script.Granted) // the lease of the writer before it has ended
 		s.held(r, late)
 
-		first := s.party(false, time.Minute, readersFirst)
-		s.is(s.writer().enter(), script.Waiting)
-		s.is(first.enter(), script.Granted) // it ranks before the writer that waits
+		first := s.participant(false, time.Minute, readersFirst)
+		s.is(s.writer().acquire(), script.Waiting)
+		s.is(first.acquire(), script.Granted) // it ranks before the waiting writer
 		s.held(r, late, first)
 	})
 }
 
-// Promise 5, and the rule of keep: it settles whatever the answer. Here the
-// caller itself is script.Gone, and it stood in the way.
-func TestKeepOfADeadReaderLetsTheWriterIn(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+// Promise 5: a renewal hands on whatever its own status is. Here the caller's lease has ended, and it blocked the writer.
+func TestRenewalOfAnExpiredReaderGrantsTheWriter(t *testing.T) {
+	onBothServers(t, func(s *server) {
 		r, w := s.reader(), s.writer()
-		s.is(r.enter(), script.Granted)
-		s.is(w.enter(), script.Waiting)
-		r.die()
-		s.is(r.keep(), script.Gone)
+		s.is(r.acquire(), script.Granted)
+		s.is(w.acquire(), script.Waiting)
+		r.expire()
+		s.is(r.renew(), script.Gone)
 		s.held(w)
 	})
 }
 
-// Promise 5, and the rule of keep: it settles first and answers then, so a
-// waiter whose turn has come learns it from its own keep.
-func TestKeepOfTheNextInLineIsItsGrant(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+// Promise 5: a renewal hands on before it replies, so a waiter may learn of its grant from its own renewal.
+func TestRenewalOfTheNextInLineIsItsGrant(t *testing.T) {
+	onBothServers(t, func(s *server) {
 		w, w2 := s.writer(), s.writer()
-		token := s.is2(w.enter(), script.Granted)
-		s.is(w2.enter(), script.Waiting)
-		w.die()
-		if next := s.is2(w2.keep(), script.Granted); next <= token {
+		token := s.value(w.acquire(), script.Granted)
+		s.is(w2.acquire(), script.Waiting)
+		w.expire()
+		if next := s.value(w2.renew(), script.Granted); next <= token {
 			s.Errorf("token %d after %d", next, token)
 		}
 	})
 }
 
-func (s *stage) is2(r script.Reply, want script.Status) int64 {
+// value checks the status of a reply and returns its value.
+func (s *server) value(r script.Reply, want script.Status) int64 {
 	s.Helper()
 	s.is(r, want)
 	return r.Value
 }
 
-// Promise 3: a keep never enters anyone again.
-func TestKeepNeverReenters(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+// Promise 3: a renewal acquires for nobody.
+func TestRenewalNeverAcquires(t *testing.T) {
+	onBothServers(t, func(s *server) {
 		w, r := s.writer(), s.reader()
-		s.is(w.keep(), script.Gone)
-		s.is(r.keep(), script.Gone)
-		s.is(w.enter(), script.Granted)
-		s.is(w.leave(), script.Released)
-		s.is(w.keep(), script.Gone)
-		if short := w.keepHold(); short.Status != script.Gone {
-			s.Errorf("status %d", short.Status)
+		s.is(w.renew(), script.Gone)
+		s.is(r.renew(), script.Gone)
+		s.is(w.acquire(), script.Granted)
+		s.is(w.release(), script.Released)
+		s.is(w.renew(), script.Gone)
+		if short := w.renewAlone(); short.Status != script.Gone {
+			s.Errorf("renewed with the holder key alone: status %d, want %d", short.Status, script.Gone)
 		}
 		s.held()
 	})
 }
 
-// Promise 3: a 20 s reader is not cut short by a 2 s reader.
-func TestShortReaderDoesNotTruncateALongOne(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+// Promise 3: a reader with a TTL of 2 s does not shorten the lease of one with 20 s.
+func TestShortLeaseDoesNotShortenALongOne(t *testing.T) {
+	onBothServers(t, func(s *server) {
 		ctx := context.Background()
-		long, short := s.party(false, 20*time.Second, firstCome), s.party(false, 2*time.Second, firstCome)
-		s.is(long.enter(), script.Granted)
-		s.is(short.enter(), script.Granted)
-		s.is(short.keep(), script.Granted)
+		long, short := s.participant(false, 20*time.Second, firstCome), s.participant(false, 2*time.Second, firstCome)
+		s.is(long.acquire(), script.Granted)
+		s.is(short.acquire(), script.Granted)
+		s.is(short.renew(), script.Granted)
 		if ttl := s.rc.PTTL(ctx, s.keys.Name()).Val(); ttl < 15*time.Second {
-			s.Errorf("the holders' key lives %v", ttl)
+			s.Errorf("the holder key has the TTL %v, want 15s at least", ttl)
 		}
-		short.die()
+		short.expire()
 		s.is(s.writer().try(), script.Busy)
 		s.held(long)
 	})
 }
 
-// Promises 3 and 8: a crashed reader leaves alone while others renew.
-func TestDeadReaderGoesWhileOthersRenew(t *testing.T) {
-	onBothServers(t, func(s *stage) {
-		dead, alive := s.reader(), s.reader()
-		s.is(dead.enter(), script.Granted)
-		s.is(alive.enter(), script.Granted)
-		dead.die()
-		s.is(alive.keep(), script.Granted)
+// Promises 3 and 8: the lease of a crashed reader ends although other readers renew theirs.
+func TestExpiredReaderIsDroppedWhileOthersRenew(t *testing.T) {
+	onBothServers(t, func(s *server) {
+		crashed, alive := s.reader(), s.reader()
+		s.is(crashed.acquire(), script.Granted)
+		s.is(alive.acquire(), script.Granted)
+		crashed.expire()
+		s.is(alive.renew(), script.Granted)
 		s.held(alive)
 	})
 }
 
-// Promise 3: neither a try, nor another writer, nor their leaves clear the
-// intent of a writer that waits.
+// Promise 3: neither a try nor another writer nor their releases remove the intent of a waiting writer.
 func TestNobodyClearsAnothersIntent(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		r, w, other := s.reader(), s.writer(), s.writer()
-		s.is(r.enter(), script.Granted)
-		s.is(w.enter(), script.Waiting)
+		s.is(r.acquire(), script.Granted)
+		s.is(w.acquire(), script.Waiting)
 		s.is(s.writer().try(), script.Busy)
 		s.is(s.reader().try(), script.Busy)
-		s.is(other.enter(), script.Waiting)
-		s.is(other.leave(), script.Released)
-		s.is(s.writer().leave(), script.Gone)
-		s.is(w.keep(), script.Waiting)
-		s.is(r.leave(), script.Released)
+		s.is(other.acquire(), script.Waiting)
+		s.is(other.release(), script.Released)
+		s.is(s.writer().release(), script.Gone)
+		s.is(w.renew(), script.Waiting)
+		s.is(r.release(), script.Released)
 		s.held(w)
 	})
 }
 
 // Promise 4: every script may be sent twice.
 func TestScriptsAreIdempotentPerID(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		w, w2, r := s.writer(), s.writer(), s.reader()
-		token := s.is2(w.enter(), script.Granted)
-		if again := s.is2(w.enter(), script.Granted); again != token {
+		token := s.value(w.acquire(), script.Granted)
+		if again := s.value(w.acquire(), script.Granted); again != token {
 			s.Errorf("token %d, then %d", token, again)
 		}
-		s.is(w2.enter(), script.Waiting)
-		s.is(w2.enter(), script.Waiting)
-		s.is(r.enter(), script.Waiting)
-		s.is(r.enter(), script.Waiting)
-		if again := s.is2(w.enter(), script.Granted); again != token {
+		s.is(w2.acquire(), script.Waiting)
+		s.is(w2.acquire(), script.Waiting)
+		s.is(r.acquire(), script.Waiting)
+		s.is(r.acquire(), script.Waiting)
+		if again := s.value(w.acquire(), script.Granted); again != token {
 			s.Errorf("token %d, then %d", token, again)
 		}
 		if n := s.rc.ZCard(context.Background(), s.keys.Intents()).Val(); n != 2 {
-			s.Errorf("%d intents", n)
+			s.Errorf("%d intents, want 2", n)
 		}
-		s.is(w.leave(), script.Released)
-		s.is(w.leave(), script.Gone)
+		s.is(w.release(), script.Released)
+		s.is(w.release(), script.Gone)
 		s.held(w2)
-		s.is(w2.leave(), script.Released)
-		s.is(r.enter(), script.Granted)
+		s.is(w2.release(), script.Released)
+		s.is(r.acquire(), script.Granted)
 		s.held(r)
 	})
 }
 
-// Promise 4, and the rule of leave: an enter that lands after its own leave is
-// refused, by whichever way it comes in.
-func TestTombstoneRefusesALateEnter(t *testing.T) {
-	onBothServers(t, func(s *stage) {
-		for _, p := range []*party{s.writer(), s.reader()} {
+// Promise 4: an acquire that arrives after its own release with a tombstone is refused, on every path of the script.
+func TestTombstoneRefusesALateAcquire(t *testing.T) {
+	onBothServers(t, func(s *server) {
+		for _, p := range []*participant{s.writer(), s.reader()} {
 			p.tombstone = true
-			s.is(p.leave(), script.Gone)
-			s.is(p.enter(), script.Tombstoned)
+			s.is(p.release(), script.Gone)
+			s.is(p.acquire(), script.Tombstoned)
 			s.is(p.try(), script.Tombstoned)
 			s.held()
 		}
 		w := s.writer()
-		s.is(w.enter(), script.Granted) // nobody else is refused
-		s.is(s.writer().enter(), script.Waiting)
-		for _, p := range []*party{s.writer(), s.reader()} {
+		s.is(w.acquire(), script.Granted) // nobody else is refused
+		s.is(s.writer().acquire(), script.Waiting)
+		for _, p := range []*participant{s.writer(), s.reader()} {
 			p.tombstone = true
-			s.is(p.leave(), script.Gone)
-			s.is(p.enter(), script.Tombstoned)
+			s.is(p.release(), script.Gone)
+			s.is(p.acquire(), script.Tombstoned)
 		}
 		w.tombstone = true
-		s.is(w.leave(), script.Released)
-		s.is(w.enter(), script.Tombstoned)
+		s.is(w.release(), script.Released)
+		s.is(w.acquire(), script.Tombstoned)
 		if ttl := s.rc.PTTL(context.Background(), s.keys.Leases()).Val(); ttl <= time.Minute || ttl > 2*time.Minute {
-			s.Errorf("the tombstone stays %v, want two TTLs of a minute", ttl)
+			s.Errorf("the tombstone stays for %v, want two TTLs of a minute", ttl)
 		}
 	})
 }
 
-// Promise 7: one message per mailbox, and it names all that have been granted.
+// Promise 7: a mailbox gets one message, which names all that have been granted.
 func TestGrantsToOneMailboxTravelTogether(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		ctx := context.Background()
 		sub := s.rc.Subscribe(ctx, "redismutex:box")
 		defer sub.Close()
@@ -542,55 +544,55 @@ func TestGrantsToOneMailboxTravelTogether(t *testing.T) {
 		}
 		w := s.writer()
 		w.id, w.ID = "redismutex:another:1", "redismutex:another:1"
-		s.is(w.enter(), script.Granted)
-		readers := []*party{s.reader(), s.reader(), s.reader()}
+		s.is(w.acquire(), script.Granted)
+		readers := []*participant{s.reader(), s.reader(), s.reader()}
 		for _, r := range readers {
-			s.is(r.enter(), script.Waiting)
+			s.is(r.acquire(), script.Waiting)
 		}
 		last := s.writer()
-		s.is(last.enter(), script.Waiting)
-		s.is(w.leave(), script.Released)
+		s.is(last.acquire(), script.Waiting)
+		s.is(w.release(), script.Released)
 		if got := s.message(sub); got != "0 2 3 4" {
-			s.Errorf("message %q", got)
+			s.Errorf("message %q, want the three readers in one", got)
 		}
-		last.die()
-		s.is(readers[0].leave(), script.Released)
+		last.expire()
+		s.is(readers[0].release(), script.Released)
 		late := s.writer()
-		s.is(late.enter(), script.Waiting)
-		s.is(readers[1].leave(), script.Released)
-		readers[2].die()
-		s.is(s.reader().try(), script.Busy) // which hands on
+		s.is(late.acquire(), script.Waiting)
+		s.is(readers[1].release(), script.Released)
+		readers[2].expire()
+		s.is(s.reader().try(), script.Busy) // it hands on
 		token := s.rc.Get(ctx, s.keys.Token()).Val()
 		if got := s.message(sub); got != token+" 6" {
-			s.Errorf("message %q, token %s", got, token)
+			s.Errorf("message %q, want token %s and the late writer", got, token)
 		}
 	})
 }
 
-// Promise 7: what the leave of one frees for another of the same mailbox is no
-// message at all, but part of the reply.
+// Promise 7: a grant to the mailbox of the caller of a release is part of the reply, and no message.
 func TestGrantsToTheCallersMailboxTravelInTheReply(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		ctx := context.Background()
 		w, r, r2, w2 := s.writer(), s.reader(), s.reader(), s.writer()
-		s.is(w.enter(), script.Granted)
-		for _, p := range []*party{r, r2, w2} {
-			s.is(p.enter(), script.Waiting)
+		s.is(w.acquire(), script.Granted)
+		for _, p := range []*participant{r, r2, w2} {
+			s.is(p.acquire(), script.Waiting)
 		}
-		reply := w.leave()
+		reply := w.release()
 		s.is(reply, script.Released)
 		if reply.Grants != "0 2 3" {
-			s.Errorf("grants %q", reply.Grants)
+			s.Errorf("grants %q, want both readers", reply.Grants)
 		}
-		s.is(r.leave(), script.Released)
-		reply = r2.leave()
+		s.is(r.release(), script.Released)
+		reply = r2.release()
 		if token := s.rc.Get(ctx, s.keys.Token()).Val(); reply.Grants != token+" 4" {
-			s.Errorf("grants %q, token %s", reply.Grants, token)
+			s.Errorf("grants %q, want token %s and the writer", reply.Grants, token)
 		}
 	})
 }
 
-func (s *stage) message(sub *redis.PubSub) string {
+// message returns the next message.
+func (s *server) message(sub *redis.PubSub) string {
 	s.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
@@ -601,63 +603,62 @@ func (s *stage) message(sub *redis.PubSub) string {
 	return m.Payload
 }
 
-// Promise 8: no key is without a TTL, and none outlives the longest lease but
-// the token. Also where that shrinks: the TTL is the longest lease's, exactly.
+// Promise 8: every key but the token has exactly the TTL of the longest lease, also when that becomes shorter.
 func TestKeysLiveAsLongAsTheLongestLease(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		ctx := context.Background()
-		long, short := s.party(false, time.Hour, firstCome), s.party(false, time.Minute, firstCome)
-		w := s.party(true, 10*time.Minute, firstCome)
+		long, short := s.participant(false, time.Hour, firstCome), s.participant(false, time.Minute, firstCome)
+		w := s.participant(true, 10*time.Minute, firstCome)
 		check := func(longest time.Duration, keys ...string) {
 			s.Helper()
 			for _, key := range keys {
 				if ttl := s.rc.PTTL(ctx, key).Val(); ttl <= longest-10*time.Second || ttl > longest {
-					s.Errorf("%s lives %v, want %v", key, ttl, longest)
+					s.Errorf("%s has the TTL %v, want %v", key, ttl, longest)
 				}
 			}
 		}
-		s.is(long.enter(), script.Granted)
-		s.is(short.enter(), script.Granted)
-		s.is(w.enter(), script.Waiting)
+		s.is(long.acquire(), script.Granted)
+		s.is(short.acquire(), script.Granted)
+		s.is(w.acquire(), script.Waiting)
 		check(time.Hour, s.keys.Name(), s.keys.Intents(), s.keys.Leases())
-		s.is(long.leave(), script.Released)
+		s.is(long.release(), script.Released)
 		check(10*time.Minute, s.keys.Name(), s.keys.Intents(), s.keys.Leases())
-		s.is(w.leave(), script.Released)
+		s.is(w.release(), script.Released)
 		check(time.Minute, s.keys.Name(), s.keys.Leases())
-		s.is(w.party(true, time.Hour, firstCome).enter(), script.Waiting)
-		s.is(s.party(true, time.Minute, firstCome).enter(), script.Waiting)
-		s.is(short.leave(), script.Released) // the writer with the long lease is in
+		s.is(w.participant(true, time.Hour, firstCome).acquire(), script.Waiting)
+		s.is(s.participant(true, time.Minute, firstCome).acquire(), script.Waiting)
+		s.is(short.release(), script.Released) // the writer with the long lease holds
 		check(time.Hour, s.keys.Name())
 		check(time.Minute, s.keys.Intents(), s.keys.Leases())
 
-		// The same from writer to writer, which is quicker.
+		// The same from writer to writer, on the fast path.
 		s.rc.Del(ctx, s.keys.Name(), s.keys.Intents(), s.keys.Leases())
-		w, long = s.party(true, time.Minute, firstCome), s.party(true, time.Hour, firstCome)
-		s.is(w.enter(), script.Granted)
-		s.is(s.party(true, time.Minute, firstCome).enter(), script.Waiting)
+		w, long = s.participant(true, time.Minute, firstCome), s.participant(true, time.Hour, firstCome)
+		s.is(w.acquire(), script.Granted)
+		s.is(s.participant(true, time.Minute, firstCome).acquire(), script.Waiting)
 		check(time.Minute, s.keys.Intents(), s.keys.Leases())
-		s.is(long.enter(), script.Waiting)
-		s.is(s.party(true, time.Minute, firstCome).enter(), script.Waiting)
+		s.is(long.acquire(), script.Waiting)
+		s.is(s.participant(true, time.Minute, firstCome).acquire(), script.Waiting)
 		check(time.Hour, s.keys.Intents(), s.keys.Leases())
-		s.is(w.leave(), script.Released)
+		s.is(w.release(), script.Released)
 		check(time.Minute, s.keys.Name())
 		check(time.Hour, s.keys.Intents(), s.keys.Leases())
 		s.rc.Del(ctx, s.keys.Name())
-		s.is(long.keep(), script.Granted)
+		s.is(long.renew(), script.Granted)
 		check(time.Hour, s.keys.Name())
 		check(time.Minute, s.keys.Intents(), s.keys.Leases())
-		long2, after := s.party(true, 2*time.Hour, writersFirst), s.party(true, time.Minute, firstCome)
-		s.is(long2.enter(), script.Waiting)
-		s.is(after.enter(), script.Waiting)
-		s.is(long.leave(), script.Released)
+		long2, after := s.participant(true, 2*time.Hour, writersFirst), s.participant(true, time.Minute, firstCome)
+		s.is(long2.acquire(), script.Waiting)
+		s.is(after.acquire(), script.Waiting)
+		s.is(long.release(), script.Released)
 		s.held(long2)
 		check(time.Minute, s.keys.Intents(), s.keys.Leases())
 	})
 }
 
-// Promise 9.
+// Promise 9: also when the counter expires.
 func TestTokensRise(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		ctx := context.Background()
 		var highest int64
 		rises := func(token int64) {
@@ -669,48 +670,48 @@ func TestTokensRise(t *testing.T) {
 		}
 		for range 3 {
 			w := s.writer()
-			rises(s.is2(w.enter(), script.Granted))
-			s.is(w.leave(), script.Released)
+			rises(s.value(w.acquire(), script.Granted))
+			s.is(w.release(), script.Released)
 		}
 		before := highest
 		s.rc.Del(ctx, s.keys.Token()) // expired, or lost with all the rest
 		w := s.writer()
-		rises(s.is2(w.enter(), script.Granted))
+		rises(s.value(w.acquire(), script.Granted))
 		if s.rc.PTTL(ctx, s.keys.Token()).Val() <= 0 {
 			s.Error("the counter has no TTL")
 		}
 		// A counter that expires under its holder.
 		s.rc.Del(ctx, s.keys.Token())
-		if again := s.is2(w.enter(), script.Granted); again < highest {
+		if again := s.value(w.acquire(), script.Granted); again < highest {
 			s.Errorf("token %d after %d", again, highest)
 		}
 		r := s.reader()
-		s.is(r.enter(), script.Waiting)
-		s.is(w.leave(), script.Released)
-		s.is(r.leave(), script.Released)
+		s.is(r.acquire(), script.Waiting)
+		s.is(w.release(), script.Released)
+		s.is(r.release(), script.Released)
 		next, last := s.writer(), s.writer()
-		rises(s.is2(next.enter(), script.Granted))
-		s.is(last.enter(), script.Waiting)
-		s.rc.Del(ctx, s.keys.Token()) // and one that expires while somebody waits
+		rises(s.value(next.acquire(), script.Granted))
+		s.is(last.acquire(), script.Waiting)
+		s.rc.Del(ctx, s.keys.Token()) // and one that expires while a writer waits
 		var told, n int64
-		if _, err := fmt.Sscan(next.leave().Grants, &told, &n); err != nil {
+		if _, err := fmt.Sscan(next.release().Grants, &told, &n); err != nil {
 			s.Error(err)
 		}
 		rises(told)
-		if again := s.is2(last.enter(), script.Granted); again != told {
+		if again := s.value(last.acquire(), script.Granted); again != told {
 			s.Errorf("token %d, then %d", told, again)
 		}
 		s.held(last)
 		if before < 1e15 {
-			s.Errorf("token %d does not begin at the server's clock", before)
+			s.Errorf("token %d, want one from the server's clock", before)
 		}
 	})
 }
 
-// Promise 10: what is no lock is said so, and left alone.
+// Promise 10: foreign data under a key of the lock is reported as ErrNotLock and left as it is.
 func TestForeignDataIsRefusedAndLeftAlone(t *testing.T) {
 	ctx := context.Background()
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		for name, put := range map[string]func(key string) error{
 			"string": func(k string) error { return s.rc.Set(ctx, k, "data", 0).Err() },
 			"hash":   func(k string) error { return s.rc.HSet(ctx, k, "f", "v").Err() },
@@ -755,56 +756,56 @@ func TestForeignDataIsRefusedAndLeftAlone(t *testing.T) {
 	})
 }
 
-// Promise 10: also where it comes to stand there while somebody waits.
+// Promise 10: waiters are refused once the holder key is overwritten by foreign data.
 func TestForeignDataEndsAWait(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		holder, w, w2 := s.writer(), s.writer(), s.writer()
-		s.is(holder.enter(), script.Granted)
-		s.is(w.enter(), script.Waiting)
+		s.is(holder.acquire(), script.Granted)
+		s.is(w.acquire(), script.Waiting)
 		s.rc.Set(context.Background(), s.keys.Name(), "data", 0)
-		s.is(w2.enter(), script.Foreign)
-		s.is(w.keep(), script.Foreign)
+		s.is(w2.acquire(), script.Foreign)
+		s.is(w.renew(), script.Foreign)
 		s.is(s.writer().try(), script.Foreign)
-		s.is(s.reader().enter(), script.Foreign)
+		s.is(s.reader().acquire(), script.Foreign)
 	})
 }
 
-// Nor does anyone join a set that has come to stand there.
+// Promise 10: nobody is added to a foreign set, and a release still removes its own entries from the other keys.
 func TestForeignSetIsNotJoined(t *testing.T) {
 	ctx := context.Background()
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		holder, r, w := s.writer(), s.reader(), s.writer()
-		s.is(holder.enter(), script.Granted)
-		s.is(r.enter(), script.Waiting)
-		s.is(w.enter(), script.Waiting)
+		s.is(holder.acquire(), script.Granted)
+		s.is(r.acquire(), script.Waiting)
+		s.is(w.acquire(), script.Waiting)
 		s.rc.Del(ctx, s.keys.Name())
 		s.rc.SAdd(ctx, s.keys.Name(), "data", w.id)
-		s.is(r.keep(), script.Foreign)
+		s.is(r.renew(), script.Foreign)
 		s.is(s.reader().try(), script.Foreign)
-		w.die()
-		s.is(holder.leave(), script.Foreign)
-		s.is(w.leave(), script.Foreign)
-		s.is(r.leave(), script.Foreign)
+		w.expire()
+		s.is(holder.release(), script.Foreign)
+		s.is(w.release(), script.Foreign)
+		s.is(r.release(), script.Foreign)
 		if n := s.rc.Exists(ctx, s.keys.Intents(), s.keys.Leases()).Val(); n != 0 {
-			s.Errorf("who has left stands in %d keys", n)
+			s.Errorf("%d keys are left after all have been released, want none", n)
 		}
 		members, ttl := s.rc.SCard(ctx, s.keys.Name()).Val(), s.rc.PTTL(ctx, s.keys.Name()).Val()
 		if members != 2 || ttl != -1 {
-			s.Errorf("%d members, of 2, live for %v", members, ttl)
+			s.Errorf("the foreign set has %d members and the TTL %v, want 2 and none", members, ttl)
 		}
 	})
 }
 
-// Nor where nobody waits, but a lease of ours is left.
+// Promise 10: the same if nobody waits but a lease of the lock is left.
 func TestForeignSetIsNotJoinedBesideATombstone(t *testing.T) {
 	ctx := context.Background()
-	onBothServers(t, func(s *stage) {
-		gave := s.reader()
-		gave.tombstone = true
-		s.is(gave.leave(), script.Gone)
+	onBothServers(t, func(s *server) {
+		gaveUp := s.reader()
+		gaveUp.tombstone = true
+		s.is(gaveUp.release(), script.Gone)
 		s.rc.SAdd(ctx, s.keys.Name(), "data")
 		before := s.dump()
-		s.is(s.reader().enter(), script.Foreign)
+		s.is(s.reader().acquire(), script.Foreign)
 		s.is(s.reader().try(), script.Foreign)
 		if after := s.dump(); after != before {
 			s.Errorf("before %s, after %s", before, after)
@@ -812,16 +813,16 @@ func TestForeignSetIsNotJoinedBesideATombstone(t *testing.T) {
 	})
 }
 
-// Nor does anyone join a queue that is none, whoever holds.
+// Promise 10: nobody joins a foreign sorted set in place of the queue, whoever holds.
 func TestForeignQueueIsNotJoined(t *testing.T) {
 	ctx := context.Background()
-	onBothServers(t, func(s *stage) {
-		for _, holder := range []*party{s.writer(), s.reader()} {
-			s.is(holder.enter(), script.Granted)
+	onBothServers(t, func(s *server) {
+		for _, holder := range []*participant{s.writer(), s.reader()} {
+			s.is(holder.acquire(), script.Granted)
 			s.rc.ZAdd(ctx, s.keys.Intents(), redis.Z{Score: 1, Member: "data"})
 			before := s.dump()
-			s.is(s.writer().enter(), script.Foreign)
-			s.is(s.reader().enter(), script.Foreign)
+			s.is(s.writer().acquire(), script.Foreign)
+			s.is(s.reader().acquire(), script.Foreign)
 			if after := s.dump(); after != before {
 				s.Errorf("before %s, after %s", before, after)
 			}
@@ -830,8 +831,8 @@ func TestForeignQueueIsNotJoined(t *testing.T) {
 	})
 }
 
-// dump is all the data there is, but not how long it lives.
-func (s *stage) dump() string {
+// dump returns all data on the server, without the TTLs.
+func (s *server) dump() string {
 	ctx := context.Background()
 	var lines []string
 	for _, key := range s.rc.Keys(ctx, "*").Val() {
@@ -856,22 +857,22 @@ func (s *stage) dump() string {
 	return strings.Join(lines, "; ")
 }
 
-// No script moves more than a batch at a time, and the caller is told to go on:
-// the run of readers goes in nevertheless, and so goes a crowd of the dead.
+// A script moves at most a batch of participants and replies "more". A long run of readers is granted all the same, and
+// many expired readers are all dropped.
 func TestBatchesAreMovedToTheEnd(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		w := s.writer()
-		s.is(w.enter(), script.Granted)
-		var readers []*party
+		s.is(w.acquire(), script.Granted)
+		var readers []*participant
 		for range 1201 {
 			r := s.reader()
-			s.is(r.enter(), script.Waiting)
+			s.is(r.acquire(), script.Waiting)
 			readers = append(readers, r)
 		}
-		s.is(w.leave(), script.Released)
+		s.is(w.release(), script.Released)
 		s.held(readers...)
 		for _, r := range readers {
-			r.die()
+			r.expire()
 		}
 		next := s.writer()
 		s.is(next.try(), script.Granted)
@@ -879,25 +880,25 @@ func TestBatchesAreMovedToTheEnd(t *testing.T) {
 	})
 }
 
-// Promise 5: where the one who moved a batch does not go on, whoever comes next does.
-func TestWhoeverComesNextMovesTheRest(t *testing.T) {
-	for name, comes := range map[string]func(s *stage, holder, waiter *party) script.Command{
-		"enter":            func(s *stage, _, _ *party) script.Command { return s.reader().Acquire(false, false) },
-		"leave":            func(_ *stage, holder, _ *party) script.Command { return holder.Release(false) },
-		"keep":             func(_ *stage, holder, _ *party) script.Command { return holder.Renew(0) },
-		"keep of a waiter": func(_ *stage, _, waiter *party) script.Command { return waiter.Renew(0) },
+// Promise 5: if the caller that moved a batch does not go on, the next script does.
+func TestNextScriptMovesTheRest(t *testing.T) {
+	for name, next := range map[string]func(s *server, holder, waiter *participant) script.Command{
+		"acquire":             func(s *server, _, _ *participant) script.Command { return s.reader().Acquire(false, false) },
+		"release":             func(_ *server, holder, _ *participant) script.Command { return holder.Release(false) },
+		"renewal":             func(_ *server, holder, _ *participant) script.Command { return holder.Renew(0) },
+		"renewal of a waiter": func(_ *server, _, waiter *participant) script.Command { return waiter.Renew(0) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx := context.Background()
-			onBothServers(t, func(s *stage) {
+			onBothServers(t, func(s *server) {
 				w := s.writer()
-				s.is(w.enter(), script.Granted)
+				s.is(w.acquire(), script.Granted)
 				first := s.reader()
-				s.is(first.enter(), script.Waiting)
+				s.is(first.acquire(), script.Waiting)
 				last := first
 				for range 600 {
 					last = s.reader()
-					s.is(last.enter(), script.Waiting)
+					s.is(last.acquire(), script.Waiting)
 				}
 				once := func(c script.Command) {
 					if r := first.must(s.once(c)); !r.More {
@@ -907,260 +908,255 @@ func TestWhoeverComesNextMovesTheRest(t *testing.T) {
 				once(w.Release(false))
 				waited := s.rc.ZCard(ctx, s.keys.Intents()).Val()
 				s.rc.ZIncrBy(ctx, s.keys.Leases(), -1000, last.id) // it has waited for a second
-				once(comes(s, first, last))
+				once(next(s, first, last))
 				if waits := s.rc.ZCard(ctx, s.keys.Intents()).Val(); waits > waited-200 {
-					s.Errorf("%d wait, of %d", waits, waited)
+					s.Errorf("%d of %d still wait, want 200 fewer at least", waits, waited)
 				}
 			})
 		})
 	}
 }
 
-// Promise 3: whose lease is gone is given no other by a keep.
-func TestKeepMakesNoLease(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+// Promise 3: a renewal makes no lease for a waiter that has none.
+func TestRenewalMakesNoLease(t *testing.T) {
+	onBothServers(t, func(s *server) {
 		holder, waiter := s.writer(), s.writer()
-		s.is(holder.enter(), script.Granted)
-		s.is(waiter.enter(), script.Waiting)
-		s.is(s.writer().enter(), script.Waiting)
+		s.is(holder.acquire(), script.Granted)
+		s.is(waiter.acquire(), script.Waiting)
+		s.is(s.writer().acquire(), script.Waiting)
 		s.rc.ZRem(context.Background(), s.keys.Leases(), waiter.id)
-		s.is(waiter.keep(), script.Gone)
+		s.is(waiter.renew(), script.Gone)
 	})
 }
 
-// Promises 5 and 8: the head that a leave has taken out of the queue is put back where there
-// is too much to settle first, and the queue does not outlive its leases.
-func TestHeadIsPutBackWhereManyAreDead(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+// Promises 5 and 8: the head of the queue keeps its place when a release has too many expired leases to drop before it
+// can grant, and the queue does not outlive its leases.
+func TestHeadIsPutBackWhenManyLeasesHaveEnded(t *testing.T) {
+	onBothServers(t, func(s *server) {
 		ctx := context.Background()
 		holder, head := s.writer(), s.reader()
-		s.is(holder.enter(), script.Granted)
-		s.is(head.enter(), script.Waiting)
-		for range 250 { // as many as one script lets go
-			dead := s.writer()
-			s.is(dead.enter(), script.Waiting)
-			dead.die()
+		s.is(holder.acquire(), script.Granted)
+		s.is(head.acquire(), script.Waiting)
+		for range 250 { // as many as one script drops
+			expired := s.writer()
+			s.is(expired.acquire(), script.Waiting)
+			expired.expire()
 		}
 		if r := head.must(s.once(holder.Release(false))); r.Status != script.Released || !r.More {
-			t.Errorf("%+v", r)
+			t.Errorf("%+v, want released and more", r)
 		}
 		s.queued(head)
 		if ttl := s.rc.PTTL(ctx, s.keys.Intents()).Val(); ttl <= 0 {
-			t.Errorf("the queue lives for %v", ttl)
+			t.Errorf("the queue has the TTL %v, want a positive one", ttl)
 		}
-		s.is(holder.leave(), script.Gone)
+		s.is(holder.release(), script.Gone)
 		s.held(head)
 	})
 }
 
-// Promises 5 and 8: the last reader hands on to a writer, leaves no lease behind, and
-// the keys live no longer than the leases that are left. One whose lease has ended is
-// told so.
+// Promises 5 and 8: the last reader hands on to a writer and leaves no lease, and the keys live no longer than the
+// remaining leases. The release of a reader whose lease has ended replies "gone".
 func TestLastReaderHandsOnToAWriter(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		ctx := context.Background()
 		first := s.writer()
-		s.is(first.enter(), script.Granted) // the counter is made
-		s.is(first.leave(), script.Released)
+		s.is(first.acquire(), script.Granted) // the counter is made
+		s.is(first.release(), script.Released)
 		for _, longest := range []time.Duration{time.Second * 30, time.Hour} {
-			reader, next, last := s.party(false, longest, firstCome), s.writer(), s.party(true, 2*time.Minute, firstCome)
-			s.is(reader.enter(), script.Granted)
-			s.is(next.enter(), script.Waiting)
-			s.is(last.enter(), script.Waiting)
-			s.is(reader.leave(), script.Released)
+			reader, next, last := s.participant(false, longest, firstCome), s.writer(), s.participant(true, 2*time.Minute, firstCome)
+			s.is(reader.acquire(), script.Granted)
+			s.is(next.acquire(), script.Waiting)
+			s.is(last.acquire(), script.Waiting)
+			s.is(reader.release(), script.Released)
 			s.held(next)
 			s.queued(last)
 			if ids := s.rc.ZRange(ctx, s.keys.Leases(), 0, -1).Val(); !slices.Equal(ids, []string{last.id}) {
-				t.Errorf("leases of %q", ids)
+				t.Errorf("leases of %q, want only that of the last waiter", ids)
 			}
 			for _, key := range []string{s.keys.Intents(), s.keys.Leases()} {
 				if ttl := s.rc.PTTL(ctx, key).Val(); ttl <= 0 || ttl > 2*time.Minute {
-					t.Errorf("%s lives for %v", key, ttl)
+					t.Errorf("%s has the TTL %v, want at most 2m", key, ttl)
 				}
 			}
-			s.is(next.leave(), script.Released)
-			s.is(last.leave(), script.Released)
+			s.is(next.release(), script.Released)
+			s.is(last.release(), script.Released)
 		}
-		dead, next := s.reader(), s.writer()
-		s.is(dead.enter(), script.Granted)
-		s.is(next.enter(), script.Waiting)
-		s.is(s.party(true, 2*time.Minute, firstCome).enter(), script.Waiting)
-		dead.die()
-		s.is(dead.leave(), script.Gone)
+		expired, next := s.reader(), s.writer()
+		s.is(expired.acquire(), script.Granted)
+		s.is(next.acquire(), script.Waiting)
+		s.is(s.participant(true, 2*time.Minute, firstCome).acquire(), script.Waiting)
+		expired.expire()
+		s.is(expired.release(), script.Gone)
 		s.held(next)
 	})
 }
 
-// A tombstone is there for two TTLs: meanwhile those whom it does not concern are
-// served by the fast path, which does not ask what the holder key is.
+// While a tombstone is there, which is for two TTLs, all other ids still take the fast path: it runs no TYPE.
 func TestTombstonesSlowNobodyDown(t *testing.T) {
 	rc := redistest.Start(t).Client(t)
 	keys, err := script.NewKeys("lock")
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &stage{T: t, rc: rc, ep: node.Of(rc), keys: keys}
-	first, dead := s.writer(), s.writer()
-	s.is(first.enter(), script.Granted) // the counter is made
-	s.is(first.leave(), script.Released)
-	dead.tombstone = true
-	s.is(dead.leave(), script.Gone)
+	s := &server{T: t, rc: rc, ep: node.Of(rc), keys: keys}
+	first, gaveUp := s.writer(), s.writer()
+	s.is(first.acquire(), script.Granted) // the counter is made
+	s.is(first.release(), script.Released)
+	gaveUp.tombstone = true
+	s.is(gaveUp.release(), script.Gone)
 	if err := rc.ConfigResetStat(t.Context()).Err(); err != nil {
 		t.Fatal(err)
 	}
 	w := s.writer()
-	s.is(w.enter(), script.Granted)
-	s.is(w.leave(), script.Released)
+	s.is(w.acquire(), script.Granted)
+	s.is(w.release(), script.Released)
 	if stats := rc.Info(t.Context(), "commandstats").Val(); strings.Contains(stats, "cmdstat_type:") {
-		t.Error(stats)
+		t.Errorf("the slow path was taken: %s", stats)
 	}
-	s.is(dead.enter(), script.Tombstoned)
+	s.is(gaveUp.acquire(), script.Tombstoned)
 	s.held()
 }
 
-// Promises 1, 5 and 6.
+// Promises 1, 5 and 6: a downgrade grants to the readers in front, and to no writer.
 func TestWriterBecomesReaderWithoutAnotherWriterInBetween(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		w, r, r2, w2, r3 := s.writer(), s.reader(), s.reader(), s.writer(), s.reader()
-		token := w.enter().Value
-		for _, p := range []*party{r, r2, w2, r3} {
-			s.is(p.enter(), script.Waiting)
+		token := w.acquire().Value
+		for _, p := range []*participant{r, r2, w2, r3} {
+			s.is(p.acquire(), script.Waiting)
 		}
 		s.is(w.downgrade(), script.Granted)
-		s.held(w, r, r2) // the readers in front, and no one behind the writer
+		s.held(w, r, r2) // the readers in front, and nobody behind the writer
 		s.is(w.downgrade(), script.Granted)
 		s.held(w, r, r2)
-		s.is(w.keep(), script.Granted) // one that crosses it, as a writer
-		s.is(w.keepHold(), script.Gone)
+		s.is(w.renew(), script.Granted) // as a writer: a renewal that crosses the downgrade
+		s.is(w.renewAlone(), script.Gone)
 		s.held(w, r, r2)
-		s.is(r.leave(), script.Released)
-		s.is(r2.leave(), script.Released)
-		s.is(w.leave(), script.Released)
+		s.is(r.release(), script.Released)
+		s.is(r2.release(), script.Released)
+		s.is(w.release(), script.Released)
 		s.held(w2)
-		if next := w2.keep().Value; next <= token {
+		if next := w2.renew().Value; next <= token {
 			s.Fatalf("token %d after %d", next, token) // promise 9
 		}
-		s.is(w.downgrade(), script.Gone) // one that comes too late
+		s.is(w.downgrade(), script.Gone) // after the release
 		s.held(w2)
-		s.is(w2.leave(), script.Released)
+		s.is(w2.release(), script.Released)
 		s.held(r3)
 	})
 }
 
-// Promise 5: a writer that has died between readers who wait holds nobody up once
-// the first of them is let in.
-func TestRunOfReadersPassesDeadWriters(t *testing.T) {
-	onBothServers(t, func(s *stage) {
-		w, r, dead, r2 := s.writer(), s.reader(), s.writer(), s.reader()
-		s.is(w.enter(), script.Granted)
-		for _, p := range []*party{r, dead, r2} {
-			s.is(p.enter(), script.Waiting)
+// Promise 5: an expired writer between waiting readers does not hold up the second one when the first is granted.
+func TestRunOfReadersPassesExpiredWriters(t *testing.T) {
+	onBothServers(t, func(s *server) {
+		w, r, expired, r2 := s.writer(), s.reader(), s.writer(), s.reader()
+		s.is(w.acquire(), script.Granted)
+		for _, p := range []*participant{r, expired, r2} {
+			s.is(p.acquire(), script.Waiting)
 		}
-		dead.die()
-		s.is(w.leave(), script.Released)
+		expired.expire()
+		s.is(w.release(), script.Released)
 		s.held(r, r2)
 	})
 }
 
-// Promise 8: a tombstone alone does not outlive itself, when the waiter with the
-// longest lease has gone from the leases by becoming the writer.
+// Promise 8: when the waiter with the longest lease becomes the writer, the lease key lives no longer than the tombstone
+// that is left in it.
 func TestLeasesLiveNoLongerThanTheLongest(t *testing.T) {
-	onBothServers(t, func(s *stage) {
-		w, gone, next := s.writer(), s.party(true, 3*time.Second, firstCome), s.party(true, time.Hour, firstCome)
-		s.is(w.enter(), script.Granted)
-		s.is(gone.enter(), script.Waiting)
+	onBothServers(t, func(s *server) {
+		w, gone, next := s.writer(), s.participant(true, 3*time.Second, firstCome), s.participant(true, time.Hour, firstCome)
+		s.is(w.acquire(), script.Granted)
+		s.is(gone.acquire(), script.Waiting)
 		gone.tombstone = true
-		s.is(gone.leave(), script.Released)
-		s.is(next.enter(), script.Waiting)
-		s.is(w.leave(), script.Released)
+		s.is(gone.release(), script.Released)
+		s.is(next.acquire(), script.Waiting)
+		s.is(w.release(), script.Released)
 		s.held(next)
 		if ttl := s.rc.PTTL(context.Background(), s.keys.Leases()).Val(); ttl > 6*time.Second {
-			s.Errorf("the leases live for %v, a tombstone for 6s", ttl)
+			s.Errorf("the lease key has the TTL %v, want at most the 6s of the tombstone", ttl)
 		}
 	})
 }
 
-// Promise 3: its lease is its own from then on, and ends like a reader's.
+// Promise 3: a downgraded writer has a lease of its own, which ends like that of a reader.
 func TestLeaseOfADowngradedWriterEnds(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		w, w2 := s.writer(), s.writer()
-		s.is(w.enter(), script.Granted)
-		s.is(w2.enter(), script.Waiting)
+		s.is(w.acquire(), script.Granted)
+		s.is(w2.acquire(), script.Waiting)
 		s.is(w.downgrade(), script.Granted)
 		s.held(w)
-		w.die()
-		s.is(w2.keep(), script.Granted)
+		w.expire()
+		s.is(w2.renew(), script.Granted)
 		s.held(w2)
 	})
 }
 
-// Only who holds to write is made a reader: neither a waiter nor one that has
-// left.
-func TestDowngradeEntersNobody(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+// A downgrade affects only the writer that holds, not a waiter, and not one that has never acquired.
+func TestDowngradeAcquiresForNobody(t *testing.T) {
+	onBothServers(t, func(s *server) {
 		w, w2, w3 := s.writer(), s.writer(), s.writer()
-		s.is(w.enter(), script.Granted)
-		s.is(w2.enter(), script.Waiting)
+		s.is(w.acquire(), script.Granted)
+		s.is(w2.acquire(), script.Waiting)
 		s.is(w2.downgrade(), script.Gone)
 		s.is(w3.downgrade(), script.Gone)
 		s.held(w)
-		s.is(w2.keep(), script.Waiting)
-		s.is(w.leave(), script.Released)
+		s.is(w2.renew(), script.Waiting)
+		s.is(w.release(), script.Released)
 		s.held(w2)
 	})
 }
 
-// Promise 10: somebody's data where the lease would go stays, and so does the
-// writer.
+// Promise 10: a downgrade leaves foreign data under the lease or the intent key as it is, and the writer holds on.
 func TestDowngradeLeavesForeignDataAlone(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		ctx := context.Background()
 		for _, key := range []string{s.keys.Leases(), s.keys.Intents()} {
 			w := s.writer()
-			s.is(w.enter(), script.Granted)
+			s.is(w.acquire(), script.Granted)
 			s.rc.ZAdd(ctx, key, redis.Z{Score: 1, Member: "mine"})
 			if r := w.downgrade(); r.Status != script.Foreign || r.Data != "zset:"+key {
-				s.Fatalf("status %d, %q", r.Status, r.Data)
+				s.Fatalf("status %d, %q, want %d, %q", r.Status, r.Data, script.Foreign, "zset:"+key)
 			}
 			if s.rc.ZCard(ctx, key).Val() != 1 || !slices.Equal(s.holders(), []string{w.id}) {
-				s.Fatal("it was touched")
+				s.Fatalf("foreign data at %s or the holder has changed", key)
 			}
 			s.rc.Del(ctx, key)
-			s.is(w.leave(), script.Released)
+			s.is(w.release(), script.Released)
 		}
 	})
 }
 
-// Promise 9: a counter that has gone back, as on a replica that had not heard of the
-// last grants when it took over, gives no token a second time.
+// Promise 9: a counter that falls back, as on a replica that takes over without having heard of the last grants, gives no
+// token twice.
 func TestTokensRiseAlthoughTheCounterFallsBack(t *testing.T) {
-	onBothServers(t, func(s *stage) {
+	onBothServers(t, func(s *server) {
 		ctx := context.Background()
 		grant := map[string]func() int64{
-			"entered": func() int64 {
+			"acquired": func() int64 {
 				w := s.writer()
-				defer w.leave()
-				return w.enter().Value
+				defer w.release()
+				return w.acquire().Value
 			},
 			"handed on by a writer": func() int64 {
 				w, next := s.writer(), s.writer()
-				s.is(w.enter(), script.Granted)
-				s.is(next.enter(), script.Waiting)
-				s.is(w.leave(), script.Released)
-				defer next.leave()
-				return next.keep().Value
+				s.is(w.acquire(), script.Granted)
+				s.is(next.acquire(), script.Waiting)
+				s.is(w.release(), script.Released)
+				defer next.release()
+				return next.renew().Value
 			},
 			"handed on by a reader": func() int64 {
 				r, next := s.reader(), s.writer()
-				s.is(r.enter(), script.Granted)
-				s.is(next.enter(), script.Waiting)
-				s.is(r.leave(), script.Released)
-				defer next.leave()
-				return next.keep().Value
+				s.is(r.acquire(), script.Granted)
+				s.is(next.acquire(), script.Waiting)
+				s.is(r.release(), script.Released)
+				defer next.release()
+				return next.renew().Value
 			},
 		}
 		for name, next := range grant {
-			s.writer().enter()
+			s.writer().acquire()
 			s.rc.Del(ctx, s.keys.Name())
 			old := s.rc.Get(ctx, s.keys.Token()).Val()
 			last := next()
