@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"reflect"
 	"testing"
 	"time"
 
@@ -59,20 +58,11 @@ func TestRingWorksByLooking(t *testing.T) {
 	}
 }
 
-// fullDuplex are the options of a full-duplex AutoPipeliner, which go-redis has from v9.23 on.
-func fullDuplex() *redis.AutoPipelineOptions {
-	opt := &redis.AutoPipelineOptions{}
-	if f := reflect.ValueOf(opt).Elem().FieldByName("FullDuplex"); f.IsValid() {
-		f.SetBool(true)
-	}
-	return opt
-}
-
 // An AutoPipeliner works like any other client.
 func TestAutoPipelinerLocks(t *testing.T) {
 	for name, opt := range map[string]*redis.AutoPipelineOptions{
 		"default":     nil,
-		"full duplex": fullDuplex(),
+		"full duplex": {FullDuplex: true},
 		"unordered":   {Unordered: true, MaxConcurrentBatches: 4},
 	} {
 		t.Run(name, func(t *testing.T) {
