@@ -40,9 +40,9 @@ func (l *Lock) open(r request, outer *Lock) error {
 	l.ctx, l.cancel = context.WithCancelCause(r.ctx)
 	var in acquisition.User
 	if outer != nil {
-		in = outer
+		in = (*user)(outer)
 	}
-	if err := l.acq.Join(l, in, r.write); err != nil {
+	if err := l.acq.Join((*user)(l), in, r.write); err != nil {
 		l.cancel(err)
 		return err
 	}
@@ -51,7 +51,7 @@ func (l *Lock) open(r request, outer *Lock) error {
 }
 
 // ID returns the lock's id, which is unique and under which Redis knows it. With several nodes each node has an id of its
-// own; this is the one under which the first node knew the lock when it was granted.
+// own; this is the one under which the first node knew the lock, or was asked for it, when it was granted.
 func (l *Lock) ID() string { return l.acq.ID() }
 
 // Key returns the Redis key that is locked.
@@ -98,7 +98,7 @@ func (l *Lock) Value(key any) any {
 func (l *Lock) Unlock() {
 	err := l.UnlockContext(context.Background())
 	if err != nil && !errors.Is(err, ErrUnlocked) {
-		l.acq.Config.Log.Error("", "", err)
+		l.acq.Config.Log.Error(l.Key(), "unlock", err)
 	}
 }
 
@@ -122,7 +122,7 @@ func (l *Lock) UnlockContext(ctx context.Context) error {
 	if ctx == nil {
 		return fmt.Errorf("%w: nil context", ErrInvalid)
 	}
-	last, err := l.acq.Leave(l)
+	last, err := l.acq.Leave((*user)(l))
 	if err != nil {
 		l.finish(err)
 		return err
@@ -158,7 +158,7 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 	if ctx.Err() != nil {
 		return lockerr.Ended(ctx, l.Key())
 	}
-	err := l.acq.Downgrade(ctx, l)
+	err := l.acq.Downgrade(ctx, (*user)(l))
 	l.finish(err)
 	return err
 }
@@ -166,7 +166,7 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 // usable returns nil, or an error that matches ErrUnlocked or ErrLockLost. The lock's context is done then, even if
 // whoever ended the lock has not come to that yet.
 func (l *Lock) usable() error {
-	err := l.acq.Usable(l)
+	err := l.acq.Usable((*user)(l))
 	l.finish(err)
 	return err
 }
@@ -181,8 +181,12 @@ func (l *Lock) finish(err error) {
 	}
 }
 
+// A user is a Lock as its acquisition knows it.
+type user Lock
+
 // End implements [acquisition.User]: the lock was lost.
-func (l *Lock) End(cause error) {
+func (u *user) End(cause error) {
+	l := (*Lock)(u)
 	l.cancel(cause)
 	l.owner.drop(l)
 }

@@ -34,7 +34,7 @@ func (m *RWMutex) newLock(r request) (l, outer *Lock) {
 func (m *RWMutex) outerOf(r request) *Lock {
 	l, ok := FromContext(r.ctx)
 	for ; ok; l, ok = FromContext(l.ctx) {
-		if l.isOn(m, r) && l.acq.Admits(l) {
+		if l.isOn(m, r) && l.acq.Admits((*user)(l)) {
 			return l
 		}
 	}
@@ -90,7 +90,7 @@ func (m *RWMutex) newOwnedLock(r request, outer *Lock) (l, in *Lock) {
 		owners.m[name] = o
 	}
 	for other := range o.locks {
-		if outer == nil && other.isOn(m, r) && other.acq.Admits(other) {
+		if outer == nil && other.isOn(m, r) && other.acq.Admits((*user)(other)) {
 			outer = other
 		}
 	}

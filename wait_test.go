@@ -643,3 +643,20 @@ func (c *counter) reset() (commands, trips int) {
 	c.n, c.trips = 0, 0
 	return commands, trips
 }
+
+// Promise 10: on one Redis, too, the log says why a waiter has to acquire again.
+func TestWaiterThatIsAcknowledgedTooLateIsLogged(t *testing.T) {
+	inBubble(t, func(w *world) {
+		var log redistest.Log
+		rc := w.client(w.link, func(o *redis.Options) { o.ReadTimeout = time.Hour })
+		m := NewMutex(rc, "x", WithTTL(time.Second), WithLogger(log.Logger()))
+		w.link.SetDelay(700 * time.Millisecond)
+		ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+		defer cancel()
+		_, err := m.LockContext(ctx)
+		w.matches(err, context.DeadlineExceeded)
+		if n := strings.Count(log.String(), "took longer than the TTL"); n != 1 {
+			t.Errorf("want one line that tells why, got %d: %s", n, log.String())
+		}
+	})
+}

@@ -20,8 +20,8 @@
 //	          └──(an error)──► replaced by one that asks again later
 //
 // A single Redis is a quorum of one. The choice between one node and several is made where calls are sent: to one node
-// by the caller itself, to several side by side (Acquire in this file, poll in release.go), and where an error is put
-// into words (errors.go).
+// by the caller itself, to several side by side (Acquire in this file, Release in release.go), and where an error is put
+// into words (errors.go). A node time-out exists only with several nodes.
 //
 // # Mutexes
 //
@@ -100,7 +100,7 @@ func (a *Acquisition) Init(c *Config, keys *script.Keys, write, try bool) {
 	}
 }
 
-// ID returns the id under which the first node knew it when it was granted.
+// ID returns the id under which the first node knew it, or was asked for it, when it was granted.
 func (a *Acquisition) ID() string {
 	if a.quorum != nil {
 		return a.quorum.id

@@ -24,9 +24,14 @@ func (a *Acquisition) Downgrade(ctx context.Context, u User) error {
 	for _, p := range writers {
 		open[p] = true
 		p.sent.Store(int64(clock.Always)) // the downgrade has not been written yet
-		p.node.Go(func() { votes <- p.downgrade(context.Background()) })
+		p.node.Go(func() { votes <- p.downgrade(context.WithoutCancel(ctx)) })
 	}
 	t.collect(ctx, a, open, votes)
+	if ctx.Err() != nil {
+		for _, p := range writers {
+			p.Look() // renewals go on with it, at once
+		}
+	}
 
 	a.mu.Lock()
 	err = a.usable(u)

@@ -60,7 +60,8 @@ func (p *part) participant() script.Participant {
 }
 
 // A score is the place of a part in the queue of its node, as an argument of a command. go-redis marshals it when it
-// writes the command to a connection: with that the node time-out starts, not while a connection is set up.
+// writes the command to a connection: with that the node time-out starts, not while a connection is set up. A command that
+// go-redis sends again starts it again.
 type score part
 
 // MarshalBinary implements [encoding.BinaryMarshaler].
@@ -208,7 +209,7 @@ func (p *part) acquired(sent clock.Instant, r script.Reply, err error) (next *pa
 		p.in, p.why, p.failed = true, nil, 0
 		if r.Status == script.Granted {
 			p.grant(sent, uint64(r.Value))
-			if a.acquiredAgain(p, sent) {
+			if a.isAfterGrant(sent) {
 				a.lookEverywhere()
 			}
 		}
@@ -250,7 +251,7 @@ func (p *part) Granted(token uint64) {
 
 // grant notes that the node has granted p, in reply to a call that was sent at that instant.
 func (p *part) grant(sent clock.Instant, token uint64) {
-	if !p.granted && p.acq.acquiredAgain(p, sent) {
+	if !p.granted && p.acq.isAfterGrant(sent) {
 		p.acq.quorum.since[p.index] = clock.Now()
 	}
 	p.granted, p.token = true, token
@@ -370,7 +371,7 @@ func (p *part) OnTimeout() {
 		} else {
 			p.releaseAnswered(script.Reply{}, a.noAnswer())
 		}
-	case !p.active() || p.in:
+	case !p.active() || p.in || a.try:
 	case p.node.Health.Down() == nil || a.Config.Timeout == 0:
 		go p.acquire(context.Background())
 	default:
@@ -419,8 +420,8 @@ func (p *part) fail(why error) news {
 		return news{}
 	}
 	next.acquireSoon()
-	if p.failed > 0 || !wasIn {
-		return news{} // it has been logged
+	if p.failed > 0 || !wasIn && !isRetried(why) {
+		return news{} // it has been logged, or is returned
 	}
 	n := news{acquisition: a, what: "the waiter joins the queue again", err: p.onNode(why)}
 	if a.state == held {

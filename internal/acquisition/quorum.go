@@ -184,8 +184,8 @@ func (a *Acquisition) heldSince(from clock.Instant) bool {
 	return n >= quorum.Majority(len(a.parts))
 }
 
-// acquiredAgain notes that p was granted after the lock was, in reply to a call that was sent at that instant.
-func (a *Acquisition) acquiredAgain(p *part, sent clock.Instant) bool {
+// isAfterGrant reports whether a call that was sent at that instant was sent after several nodes had granted the lock.
+func (a *Acquisition) isAfterGrant(sent clock.Instant) bool {
 	return a.state == held && a.quorum != nil && sent > a.quorum.grantedAt
 }
 

@@ -77,7 +77,7 @@ func (a *Acquisition) releaseEach(ctx context.Context) (t tally) {
 	}
 	tooFew := up < quorum.Majority(len(a.parts)) // to confirm it: nodes that are down may be back
 	open := map[*part]bool{}
-	a.quorum.votes = make(chan vote, len(a.parts))
+	a.quorum.votes = make(chan vote, 2*len(a.parts)) // also for parts that were replaced while they were asking
 	for _, p := range a.parts {
 		down := p.node.Health.Down()
 		switch {

@@ -46,7 +46,7 @@ type Waiter interface {
 	// Granted is called when a message grants the lock to the waiter.
 	Granted(token uint64)
 	// Key returns the name of the lock.
-	Key() string
+	Key() string // must take no mutex
 	// Look is called when messages to the waiter may have been lost.
 	Look()
 	// Deaf is called on one of the waiters when the subscription has failed.

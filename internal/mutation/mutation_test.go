@@ -124,8 +124,8 @@ var mutants = []mutant{
 
 	// Nesting.
 	{"a context is canceled under the mutex", "internal/acquisition/acquisition.go", "	// A renewal whose reply was lost may have renewed it on the server.\n", "	a.users.end(why)\n", scenario("TestForeignCodeMayCallTheLibrary/contexts")},
-	{"the method of a context is called under the mutex", "internal/acquisition/acquisition.go", "	a.users.add(u, write)\n",
-		"	a.users.add(u, write)\n	_ = u.(context.Context).Err()\n", scenario("TestForeignCodeMayCallTheLibrary/contexts")},
+	{"the method of a context is called under the mutex", "reentry.go", "	defer owners.Unlock()\n	name := ",
+		"	defer owners.Unlock()\n	outer = m.outerOf(r)\n	name := ", scenario("TestForeignCodeMayCallTheLibrary/contexts")},
 	{"the text of an error is read under the mutex", "internal/lockerr/lockerr.go", "c := caused{ErrRedis, readOnce(cause), 0}", "c := caused{ErrRedis, cause, 0}", scenario("TestErrorsOfTheClientMayCallTheLibrary")},
 	{"the first unlock releases the acquisition", "internal/acquisition/acquisition.go", "	if a.users.none() {\n", "	if true {\n", sim},
 

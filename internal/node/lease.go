@@ -22,9 +22,9 @@ type Terms struct {
 // Trusted returns until when a lease is trusted that was acknowledged by a call sent at that instant.
 func (t *Terms) Trusted(sent clock.Instant) clock.Instant { return sent.Add(t.TTL - t.Drift) }
 
-// An Owner is the part of an acquisition to which a lease belongs. The renewer calls it under no mutex.
+// An Owner is the part of an acquisition to which a lease belongs. The renewer calls it under no mutex, except Request.
 type Owner interface {
-	// Request returns what the leases of the acquisition have in common.
+	// Request returns what the leases of the acquisition have in common. It must take no mutex.
 	Request() Request
 	// OnRenewed takes the reply to a renewal that was sent at that instant: the lease is granted or waiting.
 	OnRenewed(sent clock.Instant, r script.Reply)

@@ -1170,3 +1170,24 @@ func TestTokensRiseAlthoughTheCounterFallsBack(t *testing.T) {
 		}
 	})
 }
+
+// Promise 8: when the last reader hands the lock to a writer, the keys live no longer than the leases that are left, even if
+// two of those end at the same time.
+func TestHandOverShortensTheLifeOfTheKeys(t *testing.T) {
+	onBothServers(t, func(s *server) {
+		ctx := context.Background()
+		reader := s.reader()
+		s.is(reader.acquire(), script.Granted)
+		first, second := s.participant(true, 4*time.Second, firstCome), s.participant(true, 4*time.Second, firstCome)
+		s.is(first.acquire(), script.Waiting)
+		s.is(second.acquire(), script.Waiting)
+		ends := s.rc.ZScore(ctx, s.keys.Leases(), first.id).Val()
+		s.rc.ZAddXX(ctx, s.keys.Leases(), redis.Z{Score: ends, Member: second.id})
+		s.is(reader.release(), script.Released)
+		for _, key := range []string{s.keys.Leases(), s.keys.Intents()} {
+			if ttl := s.rc.PTTL(ctx, key).Val(); ttl <= 0 || ttl > 4*time.Second {
+				s.Errorf("want %s to live for 4s at most, it lives for %v", key, ttl)
+			}
+		}
+	})
+}

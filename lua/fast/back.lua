@@ -1,5 +1,5 @@
--- fast/back.lua: who waits last, and where. A writer that tries does not need to know.
+-- fast/back.lua: the last waiter, and its score. A writer that tries does not need it.
 
 -- include lib/held.lua
-local back = (held == 'set' or held == 'string' and HOW == 'join:0')
+local back = (KIND == 'r' and held == 'set' or HOW == 'join:0' and (held == 'set' or held == 'string'))
 	and call('ZRANGE', INTENTS, '-1', '-1', 'WITHSCORES')

@@ -18,7 +18,7 @@ if writer_waits and last_token and (writer or readers == 1 and call('SISMEMBER',
 		call('SET', HOLDER, id, 'PXAT', lease)
 		if now + ttl_of_leases <= math.max(ends, own_ends) then
 			local longest = call('ZRANGE', LEASES, '-1', '-1', 'WITHSCORES')[2]
-			if longest and longest ~= lease then
+			if longest and (longest ~= lease or own_ends > ends) then
 				expire(false, true, longest)
 			end
 		end

@@ -2,7 +2,7 @@
 --
 --   HOLDER   string = the writer's id, its TTL the writer's lease;
 --            or set = the readers' ids
---   INTENTS  sorted set of kind .. id by score: who waits, in what order
+--   INTENTS  sorted set of kind .. id by score: the waiters, in order
 --   LEASES   sorted set of id by end of lease, in ms of the server's clock: readers and
 --            waiters; "-" .. id is a tombstone: that id may not acquire any more
 --   TOKEN    string = the last fencing token
