@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// A board shows who holds, who waits, what is sold and what is left: on a terminal as a table that is drawn anew with
-// every event, elsewhere as a line now and then.
+// A board shows holders, waiters, sales and the stock: on a terminal as a table that is redrawn with every event, elsewhere
+// as an occasional line.
 type board struct {
 	out   io.Writer
 	live  bool
@@ -19,8 +19,8 @@ type board struct {
 	left  int
 	sold  int
 	notes []string
-	drawn int       // the lines on the terminal that the next drawing covers
-	shown time.Time // the last line elsewhere
+	drawn int       // the number of lines on the terminal to overwrite
+	shown time.Time // when the last line was printed elsewhere
 }
 
 type row struct {
@@ -54,7 +54,7 @@ func (b *board) row(name string) *row {
 			return r
 		}
 	}
-	panic("no worker has the name " + name)
+	panic("no worker is named " + name)
 }
 
 func (b *board) show(e event) {
@@ -65,7 +65,7 @@ func (b *board) show(e event) {
 	case sells:
 		r.mark, r.text = holding, fmt.Sprintf("sells item %d", e.Item)
 	case stalls:
-		r.text = fmt.Sprintf("stands still selling item %d", e.Item)
+		r.text = fmt.Sprintf("stopped while selling item %d", e.Item)
 	case hasSold:
 		r.mark, r.text = idle, fmt.Sprintf("sold item %d", e.Item)
 		r.done++
@@ -84,7 +84,7 @@ func (b *board) show(e event) {
 		b.draw()
 	case r.mark == holding && time.Since(b.shown) > 200*time.Millisecond:
 		b.shown = time.Now()
-		b.line("sold %2d, left %2d   holds: %s   waits: %s", b.sold, b.left, b.names(holding), b.names(waiting))
+		b.line("sold %2d, left %2d   holding: %s   waiting: %s", b.sold, b.left, b.names(holding), b.names(waiting))
 	}
 }
 
@@ -93,7 +93,7 @@ func (b *board) killed(name string) {
 	r.mark, r.text = gone, "killed while it held the lock"
 }
 
-// note says what is worth a line of its own.
+// note prints a line below the table.
 func (b *board) note(format string, args ...any) {
 	if !b.live {
 		b.line(format, args...)
@@ -148,7 +148,7 @@ func (b *board) draw() {
 	b.drawn = len(lines)
 }
 
-// isTerminal tells whether out understands the escape codes of a terminal. Not every Windows console does.
+// isTerminal reports whether out understands the escape codes of a terminal, which not every Windows console does.
 func isTerminal(out io.Writer) bool {
 	f, ok := out.(*os.File)
 	if !ok || runtime.GOOS == "windows" || os.Getenv("TERM") == "dumb" {

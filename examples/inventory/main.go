@@ -3,13 +3,13 @@
 //	go run ./examples/inventory            every item is sold once
 //	go run ./examples/inventory -nolock    without the lock: items are sold again and again
 //
-// Four sellers take turns under the write lock: read the stock, serve a customer, write back what is left. Two readers
-// count stock and sales under the read lock; while they hold it, the two must add up. One seller is killed in the
-// middle of a sale, with the lock in its hands, and the lock comes free by itself. In the end the sales are read back
-// and checked; the exit status says whether they are right.
+// Four sellers take turns under the write lock: each reads the stock, serves a customer and writes back what is left. Two
+// readers count stock and sales under the read lock; while they hold it, the two must add up. One seller is killed in the
+// middle of a sale while it holds the lock, and the lock expires. At the end the sales are read back and checked; the exit
+// status is 0 if they are right.
 //
-// Redis is embedded in the program, or it is the server that REDIS_URL names (redis://host:port). There everything
-// stands under a name of its own, and is removed at the end.
+// Redis is embedded in the program, or it is the server at REDIS_URL (redis://host:port), where all keys have a random
+// prefix and are removed at the end.
 //
 // To read how the lock is used, begin with worker.go.
 package main
@@ -32,12 +32,12 @@ const (
 	sellers = 4
 	readers = 2
 
-	// lease is how long the lock outlives a holder that died.
+	// lease is how long the lock outlives a holder that dies.
 	lease = time.Second
-	// stall is how long the seller that will be killed stands still before: longer than the lease, to show that the
-	// lock stays with a process that lives.
+	// stall is how long one seller stops before it is killed: longer than the lease, to show that a live process keeps
+	// the lock.
 	stall = 1500 * time.Millisecond
-	// limit ends a run that hangs, and the workers should their parent be gone.
+	// limit ends a run that hangs, and workers whose parent has died.
 	limit = 30 * time.Second
 )
 
@@ -46,7 +46,7 @@ func main() {
 	if t, ok := os.LookupEnv(taskVariable); ok {
 		err = work(t, os.Stdout)
 	} else {
-		nolock := flag.Bool("nolock", false, "sell without the lock, to see what it is good for")
+		nolock := flag.Bool("nolock", false, "sell without the lock, to see what goes wrong")
 		flag.Parse()
 		err = run(os.Stdout, *nolock)
 	}
@@ -56,7 +56,7 @@ func main() {
 	}
 }
 
-// run opens the shop, has the workers sell it empty, and checks what they did.
+// run opens the shop, lets the workers sell everything, and checks the sales.
 func run(out io.Writer, nolock bool) error {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
 	defer stop()
@@ -70,7 +70,7 @@ func run(out io.Writer, nolock bool) error {
 			return err
 		}
 		defer server.Close()
-		server.ClockTTL(true) // time stands still in it otherwise, and no lease would ever end
+		server.ClockTTL(true) // otherwise its time stands still, and no lease ends
 		url = "redis://" + server.Addr()
 	}
 	shop, err := openShop(url, rand.Text())
@@ -101,7 +101,7 @@ func run(out io.Writer, nolock bool) error {
 	return prove(out, left, sales, seen)
 }
 
-// crew says who works in the shop.
+// crew returns the tasks of the workers.
 func crew(url, shop string, nolock bool) []task {
 	var tasks []task
 	for i := range sellers {

@@ -9,7 +9,7 @@ import (
 	"github.com/redismutex/redismutex/internal/redistest"
 )
 
-// The program starts itself as its workers; in a test, that is the test binary.
+// The program runs its own binary as the workers; in a test, that is the test binary.
 func TestMain(m *testing.M) {
 	if _, ok := os.LookupEnv(taskVariable); ok {
 		main()
@@ -29,7 +29,7 @@ func TestEveryItemIsSoldOnce(t *testing.T) {
 	}
 }
 
-// That the proof can fail.
+// The checks fail without the lock.
 func TestWithoutTheLockTheStockIsOversold(t *testing.T) {
 	redistest.MiniLocks(t)
 	t.Parallel()
@@ -37,6 +37,6 @@ func TestWithoutTheLockTheStockIsOversold(t *testing.T) {
 	err := run(&out, true)
 	t.Log(out.String())
 	if !errors.Is(err, errWrong) {
-		t.Fatalf("got %v, want %v", err, errWrong)
+		t.Fatalf("want %v, got %v", errWrong, err)
 	}
 }

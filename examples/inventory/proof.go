@@ -8,7 +8,7 @@ import (
 
 var errWrong = errors.New("the count is wrong")
 
-// prove says of everything that the lock promises whether it came true.
+// prove checks everything that the lock promises, and prints the results.
 func prove(out io.Writer, left int, sales []sale, s seen) error {
 	var err error
 	claim := func(ok bool, format string, args ...any) {
@@ -42,8 +42,8 @@ func prove(out io.Writer, left int, sales []sale, s seen) error {
 				by = sale.Seller
 			}
 		}
-		claim(c.next != "", "the lock that %s died with came free by itself, after %.2f s", c.seller, c.freed.Seconds())
-		claim(!unfinished && by != c.seller, "the sale it did not finish does not count: item %d was sold by %s", c.item, by)
+		claim(c.next != "", "the lock of %s, which was killed, expired by itself, after %.2f s", c.seller, c.freed.Seconds())
+		claim(!unfinished && by != c.seller, "the unfinished sale does not count: item %d was sold by %s", c.item, by)
 	}
 	return err
 }

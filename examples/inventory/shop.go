@@ -10,8 +10,8 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// A shop is what the workers share, three names in Redis: a stock, the record of its sales, and the name of the lock.
-// Nothing in it keeps two sellers from selling the same item: that is left to the lock.
+// A shop is what the workers share, three names in Redis: the stock, the record of sales, and the name of the lock. Only
+// the lock prevents two sellers from selling the same item.
 type shop struct {
 	rc                 *redis.Client
 	id                 string
@@ -40,8 +40,8 @@ func (s *shop) fill(ctx context.Context, items int) error {
 	return s.rc.Set(ctx, s.stock, items, 0).Err()
 }
 
-// clear removes everything, also after an interrupt. What a lock keeps in Redis goes by itself, its fencing counter
-// last of all; but these names are never used again.
+// clear removes all keys, even after an interrupt. The keys of a lock expire by themselves, but its fencing counter only
+// after a day, and these names are never used again.
 func (s *shop) clear(tasks []task) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 	defer cancel()
@@ -54,12 +54,12 @@ func (s *shop) clear(tasks []task) {
 		keys = append(keys, lock, lock+":lock-intent", lock+":lease", lock+":token")
 	}
 	if err := s.rc.Del(ctx, keys...).Err(); err != nil {
-		fmt.Fprintln(os.Stderr, "inventory: left behind:", keys, err)
+		fmt.Fprintln(os.Stderr, "inventory: could not remove:", keys, err)
 	}
 }
 
-// sell sells one item and returns how many were there before; 0 means that there was none to sell. What it reads must
-// still be true when it writes: whoever else sells in between sells the same item again.
+// sell sells one item and returns the stock before; 0 means that there was nothing to sell. The stock must not change
+// between reading and writing: another seller in between would sell the same item.
 func (s *shop) sell(ctx context.Context, seller string, token uint64, serve func(item int)) (int, error) {
 	stock, err := s.rc.Get(ctx, s.stock).Int()
 	if err != nil || stock == 0 {
@@ -70,7 +70,7 @@ func (s *shop) sell(ctx context.Context, seller string, token uint64, serve func
 	if err != nil {
 		return 0, err
 	}
-	// Both or neither, should the seller die just here: a lock keeps others out, it does not undo.
+	// A transaction, in case the seller dies here: a lock excludes others, but it does not undo anything.
 	_, err = s.rc.TxPipelined(ctx, func(tx redis.Pipeliner) error {
 		tx.Set(ctx, s.stock, stock-1, 0)
 		tx.RPush(ctx, s.sales, record)
@@ -79,7 +79,7 @@ func (s *shop) sell(ctx context.Context, seller string, token uint64, serve func
 	return stock, err
 }
 
-// count counts what is left and what was sold, one after the other: if somebody sells in between, they do not add up.
+// count counts what is left and then what was sold: after a sale in between, they do not add up.
 func (s *shop) count(ctx context.Context, pause func()) (left, sold int, err error) {
 	left, err = s.rc.Get(ctx, s.stock).Int()
 	if err != nil {
@@ -90,7 +90,7 @@ func (s *shop) count(ctx context.Context, pause func()) (left, sold int, err err
 	return left, int(n), err
 }
 
-// books reads everything back.
+// books returns the stock and all sales.
 func (s *shop) books(ctx context.Context) (left int, sales []sale, err error) {
 	left, err = s.rc.Get(ctx, s.stock).Int()
 	if err != nil {

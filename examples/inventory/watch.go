@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// What the parent saw while its workers were at it.
+// seen is what the parent observed of its workers.
 type seen struct {
 	counts, wrong int // how often the readers counted, and how often stock and sales did not add up
 	crash         *crash
@@ -24,10 +24,10 @@ type crash struct {
 	token  uint64
 	at     time.Time
 	freed  time.Duration // from the kill to the next holder
-	next   string        // who that was
+	next   string        // the name of that holder
 }
 
-// watch runs the workers until the last of them has gone home, shows what they do, and kills the one that stalls.
+// watch runs the workers until the last has exited, shows what they do, and kills the one that stalls.
 func watch(ctx context.Context, tasks []task, b *board) (seen, error) {
 	var s seen
 	workers, events, err := start(ctx, tasks)
@@ -46,7 +46,7 @@ func watch(ctx context.Context, tasks []task, b *board) (seen, error) {
 			case stalls:
 				s.crash = &crash{seller: e.Who, item: e.Item, token: e.Token}
 				kill = time.After(stall)
-				b.note("%s stops in mid-sale of item %d; while it lives the lock is its own", e.Who, e.Item)
+				b.note("%s stops while selling item %d; it keeps the lock while it is alive", e.Who, e.Item)
 			case hasCounted:
 				s.counts++
 				if e.Left+e.Sold != items {
@@ -65,7 +65,7 @@ func watch(ctx context.Context, tasks []task, b *board) (seen, error) {
 				return s, err
 			}
 			b.killed(s.crash.seller)
-			b.note("%s is killed, and nobody else can unlock for it", s.crash.seller)
+			b.note("%s is killed, and nobody else can unlock its lock", s.crash.seller)
 		}
 	}
 	b.end()
@@ -81,8 +81,8 @@ func watch(ctx context.Context, tasks []task, b *board) (seen, error) {
 	return s, err
 }
 
-// start makes this program run once more for each task. All workers write into one pipe, line by line: the order of
-// the lines is the order in which things happened, and the channel is closed when the last worker is gone.
+// start runs this program once for each task. All workers write to one pipe, line by line, so the lines are in the order of
+// the events. The channel is closed when the last worker has exited.
 func start(ctx context.Context, tasks []task) (map[string]*exec.Cmd, <-chan event, error) {
 	self, err := os.Executable()
 	if err != nil {
@@ -117,7 +117,7 @@ func start(ctx context.Context, tasks []task) (map[string]*exec.Cmd, <-chan even
 			var e event
 			if err := lines.Decode(&e); err != nil {
 				if err != io.EOF {
-					fmt.Fprintln(os.Stderr, "inventory: a worker's report:", err)
+					fmt.Fprintln(os.Stderr, "inventory: cannot read the report of a worker:", err)
 				}
 				return
 			}

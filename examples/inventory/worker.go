@@ -15,13 +15,13 @@ import (
 // taskVariable is the environment variable that makes this program a worker.
 const taskVariable = "INVENTORY_TASK"
 
-// A task is what the parent process hands to a worker process.
+// A task is what a worker receives from its parent process.
 type task struct {
 	Name     string
 	Redis    string // URL
 	Shop     string
 	Sells    bool
-	StallsAt int // the sale in whose middle this seller stands still until it is killed; 0 for none
+	StallsAt int // the number of the sale during which this seller stops until it is killed; 0 for none
 	NoLock   bool
 }
 
@@ -71,7 +71,7 @@ func work(description string, out io.Writer) error {
 	defer w.shop.close()
 	w.mutex = redismutex.NewMutex(w.shop.rc, w.shop.lock, redismutex.WithTTL(lease))
 	if w.NoLock {
-		// A lock of one's own shuts nobody else out.
+		// A lock with a key of its own excludes nobody.
 		w.opt = append(w.opt, redismutex.WithKey(w.Name))
 	}
 
@@ -83,7 +83,7 @@ func work(description string, out io.Writer) error {
 		left, err := turn(ctx)
 		switch {
 		case errors.Is(err, redismutex.ErrLockLost):
-			// This process slept for longer than its lease. The next turn looks at the stock anew.
+			// This process was stopped for longer than its lease. The next turn reads the stock again.
 		case err != nil:
 			return err
 		case left == 0:
@@ -102,7 +102,7 @@ func (w *worker) sellOnce(ctx context.Context) (left int, err error) {
 	}
 	defer lock.Unlock()
 
-	// The lock is the context of everything that is done under it: it all ends with the lock.
+	// The lock is the context of all calls under it, so that they end with the lock.
 	stock, err := w.shop.sell(lock, w.Name, lock.Token(), func(item int) {
 		w.report(event{Does: sells, Item: item})
 		if w.sales++; w.sales == w.StallsAt {
@@ -123,7 +123,7 @@ func (w *worker) sellOnce(ctx context.Context) (left int, err error) {
 
 // countOnce waits for the read lock and counts under it, together with any other reader.
 func (w *worker) countOnce(ctx context.Context) (left int, err error) {
-	time.Sleep(40 * time.Millisecond) // a reader looks in now and then
+	time.Sleep(40 * time.Millisecond) // readers count from time to time
 
 	w.report(event{Does: waits})
 	lock, err := w.mutex.RLockContext(ctx, w.opt...)
@@ -141,10 +141,10 @@ func (w *worker) countOnce(ctx context.Context) (left int, err error) {
 	return left, nil
 }
 
-// report is called with the lock still held, so that the parent hears of things in the order in which they happen.
+// report is called while the lock is held, so that the parent receives the events in order.
 func (w *worker) report(e event) {
 	e.Who = w.Name
 	if err := w.out.Encode(e); err != nil {
-		os.Exit(1) // nobody is left to work for
+		os.Exit(1) // the parent has exited
 	}
 }
