@@ -423,6 +423,9 @@ func meet(t *testing.T, how byte, replies [][]byte, message string, granted bool
 		rc := redis.NewClient(&redis.Options{
 			Addr: fmt.Sprintf("10.0.0.%d:6379", i+1), Dialer: s.dial, DialerRetries: 1, Protocol: 2, MaxRetries: -1,
 			MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
+			// No call waits for a connection: go-redis does that with timers which it shares between all clients, and a timer
+			// of one bubble must not be used in another.
+			PoolSize: 1000,
 		})
 		t.Cleanup(func() { rc.Close() })
 		servers[i], clients = s, append(clients, rc)
