@@ -33,7 +33,7 @@ func TestScriptsOfAQuorumDoWhatTheModelSays(t *testing.T) { compare(t, true) }
 func compare(t *testing.T, quorum bool) {
 	t.Run("miniredis", func(t *testing.T) {
 		redistest.MiniLocks(t)
-		checks(t, "100")
+		checks(t, 100)
 		rapid.Check(t, func(t *rapid.T) {
 			rapid.SyncTest(t, func(t *rapid.T) {
 				_, rc := redistest.Mini(t)
@@ -45,7 +45,7 @@ func compare(t *testing.T, quorum bool) {
 		})
 	})
 	t.Run("redis", func(t *testing.T) {
-		checks(t, "300")
+		checks(t, 300)
 		rc := redistest.Start(t).Client(t)
 		first := newRig(rc, quorum)
 		t.Cleanup(first.listen())
@@ -60,20 +60,20 @@ func compare(t *testing.T, quorum bool) {
 	})
 }
 
-// checks sets the number of sequences, unless the command line does.
-func checks(t *testing.T, n string) {
+// checks sets the number of sequences, unless the command line does: with -short, a tenth.
+func checks(t *testing.T, n int) {
 	said := false
 	flag.Visit(func(f *flag.Flag) { said = said || f.Name == "rapid.checks" })
 	if said {
 		return
 	}
 	if testing.Short() {
-		n = strings.TrimSuffix(n, "0")
+		n /= 10
 	}
 	f := flag.Lookup("rapid.checks")
 	was := f.Value.String()
 	t.Cleanup(func() { f.Value.Set(was) })
-	f.Value.Set(n)
+	f.Value.Set(strconv.Itoa(n))
 }
 
 const box = "redismutex:" // the mailboxes begin with it
