@@ -194,11 +194,11 @@ func TestLockMayExpireDuringAnyCall(t *testing.T) {
 		start := make(chan struct{})
 		for name, f := range busy {
 			for i := range 8 {
-				l, ok := m.Lock(WithKey(fmt.Sprint(name, round, i)))
-				for !ok { // the connections of the round before
-					time.Sleep(timeout / 10)
+				var l *Lock
+				redistest.Eventually(t, "the connections of the round before are replaced", func() (ok bool) {
 					l, ok = m.Lock(WithKey(fmt.Sprint(name, round, i)))
-				}
+					return ok
+				})
 				all.Go(func() {
 					<-start
 					f(l)

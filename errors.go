@@ -23,7 +23,7 @@ var (
 
 	// ErrRedis is returned when Redis failed or could not be reached. It wraps the client's error, except that it does not
 	// match [context.Canceled] or [context.DeadlineExceeded], as some time-outs of the network do: those two always mean
-	// the caller's context. If Redis is full (maxmemory), the message says so: no lock is acquired then, but held locks are
+	// the caller's context. If Redis is full (maxmemory), the message reports it: no lock is acquired then, but held locks are
 	// renewed, downgraded, released and handed on.
 	ErrRedis = lockerr.ErrRedis
 

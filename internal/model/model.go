@@ -58,38 +58,38 @@ func (p Participant) before(q Participant) bool {
 
 // A State is the whole state of a lock.
 type State struct {
-	Holders   []Participant    // one writer, or any number of readers
-	Queue     []Participant    // the waiters, in order
-	Graves    map[string]int64 // the tombstones: when each ends, by id
-	Token     int64            // the last token
-	TokenEnds int64            // when the counter expires
+	Holders    []Participant    // one writer, or any number of readers
+	Queue      []Participant    // the waiters, in order
+	Tombstones map[string]int64 // the tombstones: when each ends, by id
+	Token      int64            // the last token
+	TokenEnds  int64            // when the counter expires
 }
 
 // A Verb is the kind of an Op.
 type Verb int
 
 const (
-	Enter  Verb = iota // acquire the lock or join the queue
-	Keep               // renew the lease
-	Leave              // release the lock or leave the queue
-	Settle             // hand the lock on and do nothing else
+	Acquire Verb = iota // acquire the lock or join the queue
+	Renew               // renew the lease
+	Release             // release the lock or leave the queue
+	HandOn              // hand the lock on and do nothing else
 )
 
 // An Op is one call of a script.
 type Op struct {
-	Verb  Verb
-	ID    string
-	Kind  Kind  // a writer that is renewed as a reader becomes a reader
-	TTL   int64 // of Enter and Keep
-	Try   bool  // of Enter: do not join the queue
-	Class int   // of Enter; in a quorum, of every verb
-	Alone bool  // of Keep: renew a writer, looking at the holder key only
-	Bury  int64 // of Leave: the life of the tombstone, or 0 for none
+	Verb      Verb
+	ID        string
+	Kind      Kind  // a writer that is renewed as a reader becomes a reader
+	TTL       int64 // of Acquire and Renew
+	Try       bool  // of Acquire: do not join the queue
+	Class     int   // of Acquire; in a quorum, of every verb
+	Alone     bool  // of Renew: renew a writer, looking at the holder key only
+	Tombstone int64 // of Release: the life of the tombstone, or 0 for none
 
 	// Of a quorum only. The rank is the same on all nodes, and a writer proposes it
 	// as its token, so that the nodes agree on both.
 	Rank  int64
-	Raise int64 // of Keep: the token that the writer's token is raised to, or 0
+	Raise int64 // of Renew: the token that the writer's token is raised to, or 0
 }
 
 // A Status is the state of the caller in a reply, by its number on the wire.
@@ -130,19 +130,19 @@ func (s State) Step(now Time, op Op) (State, Reply) {
 	m := &machine{State: s.At(now), now: now, quorum: op.Rank != 0}
 	var r Reply
 	switch op.Verb {
-	case Enter:
+	case Acquire:
 		r.Status, r.Value = m.acquire(op)
-	case Keep:
+	case Renew:
 		r.Status, r.Value = m.renew(op)
-	case Leave:
+	case Release:
 		r.Status = m.release(op)
-	case Settle:
+	case HandOn:
 		m.handOn()
 	}
 	r.Grants = m.grants
 	if m.quorum && !op.Alone {
 		me := Participant{ID: op.ID, Kind: op.Kind, Class: op.Class, Rank: op.Rank}
-		again := op.Verb == Keep || m.again
+		again := op.Verb == Renew || m.again
 		r.Preceded = again && r.Status == Granted && len(m.Queue) > 0 && m.Queue[0].before(me)
 		if n := len(m.Queue); n > 0 {
 			r.Last = m.Queue[n-1].Rank
@@ -161,8 +161,8 @@ func (s State) At(now Time) State {
 		}
 		return left
 	}
-	s.Holders, s.Queue, s.Graves = alive(s.Holders), alive(s.Queue), maps.Clone(s.Graves)
-	maps.DeleteFunc(s.Graves, func(_ string, ends int64) bool { return ends <= now.ms() })
+	s.Holders, s.Queue, s.Tombstones = alive(s.Holders), alive(s.Queue), maps.Clone(s.Tombstones)
+	maps.DeleteFunc(s.Tombstones, func(_ string, ends int64) bool { return ends <= now.ms() })
 	if s.TokenEnds <= now.ms() {
 		s.Token, s.TokenEnds = 0, 0
 	}
@@ -184,7 +184,7 @@ type machine struct {
 func (m *machine) acquire(op Op) (Status, int64) {
 	m.handOn()
 	p := Participant{ID: op.ID, Kind: op.Kind, Ends: m.now.ms() + op.TTL, Class: op.Class, Rank: op.Rank}
-	if _, tombstoned := m.Graves[p.ID]; tombstoned {
+	if _, tombstoned := m.Tombstones[p.ID]; tombstoned {
 		return Tombstoned, 0
 	}
 	if m.find(p.ID) != nil {
@@ -246,11 +246,11 @@ func (m *machine) release(op Op) Status {
 	}
 	is := func(p Participant) bool { return p.ID == op.ID }
 	m.Holders, m.Queue = slices.DeleteFunc(m.Holders, is), slices.DeleteFunc(m.Queue, is)
-	if op.Bury > 0 {
-		if m.Graves == nil {
-			m.Graves = map[string]int64{}
+	if op.Tombstone > 0 {
+		if m.Tombstones == nil {
+			m.Tombstones = map[string]int64{}
 		}
-		m.Graves[op.ID] = m.now.ms() + op.Bury
+		m.Tombstones[op.ID] = m.now.ms() + op.Tombstone
 	}
 	m.handOn()
 	return status
@@ -355,7 +355,7 @@ func (s State) Leases() (leases []Participant) {
 		}
 	}
 	leases = append(leases, s.Queue...)
-	for id, ends := range s.Graves {
+	for id, ends := range s.Tombstones {
 		leases = append(leases, Participant{ID: "-" + id, Ends: ends})
 	}
 	return leases

@@ -9,7 +9,7 @@ import (
 
 const start = Time(1_700_000_000_000_000)
 
-func join(id string, k Kind, ttl int64) Op { return Op{Verb: Enter, ID: id, Kind: k, TTL: ttl} }
+func join(id string, k Kind, ttl int64) Op { return Op{Verb: Acquire, ID: id, Kind: k, TTL: ttl} }
 
 func step(t *testing.T, s State, now Time, op Op, want Status, value int64, grants ...Grant) State {
 	t.Helper()
@@ -28,17 +28,17 @@ func TestLockIsHandedOnInOrder(t *testing.T) {
 	s = step(t, s, start, join("b:3", Reader, 2000), Waiting, 3000)
 	s = step(t, s, start, join("b:4", Writer, 9000), Waiting, 2000)
 	s = step(t, s, start, join("b:4", Writer, 9000), Waiting, 2000)
-	s = step(t, s, start, Op{Verb: Leave, ID: "a:1"}, Released, 0, Grant{"a:2", 0}, Grant{"b:3", 0})
-	s = step(t, s, start+2e6, Op{Verb: Keep, ID: "b:4", Kind: Writer, TTL: 1500}, Waiting, 1000)
-	s = step(t, s, start+3e6, Op{Verb: Keep, ID: "b:4", Kind: Writer, TTL: 1500}, Granted, int64(start+3e6), Grant{"b:4", int64(start + 3e6)})
-	s = step(t, s, start+3e6, Op{Verb: Keep, ID: "b:4", Kind: Reader, TTL: 1500}, Granted, 0)
+	s = step(t, s, start, Op{Verb: Release, ID: "a:1"}, Released, 0, Grant{"a:2", 0}, Grant{"b:3", 0})
+	s = step(t, s, start+2e6, Op{Verb: Renew, ID: "b:4", Kind: Writer, TTL: 1500}, Waiting, 1000)
+	s = step(t, s, start+3e6, Op{Verb: Renew, ID: "b:4", Kind: Writer, TTL: 1500}, Granted, int64(start+3e6), Grant{"b:4", int64(start + 3e6)})
+	s = step(t, s, start+3e6, Op{Verb: Renew, ID: "b:4", Kind: Reader, TTL: 1500}, Granted, 0)
 	s = step(t, s, start+3e6, join("a:5", Reader, 1), Granted, 0)
 	step(t, s, start+3e6+Retention*1000, join("a:6", Writer, 1), Granted, int64(start+3e6+Retention*1000))
 }
 
 // Promise 4: an acquire of a tombstoned id is refused until the tombstone ends.
 func TestTombstonedIDIsRefused(t *testing.T) {
-	s := step(t, State{}, start, Op{Verb: Leave, ID: "a:1", Bury: 10}, Gone, 0)
+	s := step(t, State{}, start, Op{Verb: Release, ID: "a:1", Tombstone: 10}, Gone, 0)
 	s = step(t, s, start+9999, join("a:1", Reader, 5), Tombstoned, 0)
 	step(t, s, start+10000, join("a:1", Reader, 5), Granted, 0)
 }
@@ -58,7 +58,7 @@ func TestModelKeepsThePromises(t *testing.T) {
 			TTL: 1 + rnd.Int64N(5000), Try: rnd.IntN(3) == 0, Class: rnd.IntN(2), Alone: rnd.IntN(3) == 0,
 		}
 		if rnd.IntN(9) == 0 {
-			op.Bury = 2 * op.TTL
+			op.Tombstone = 2 * op.TTL
 		}
 		before := s.At(now)
 		old := s
@@ -85,7 +85,7 @@ func TestModelKeepsThePromises(t *testing.T) {
 				t.Fatalf("%+v: want %+v kept, it is gone", op, p)
 			}
 		}
-		if !(op.Verb == Keep && op.Alone) && len(s.Queue) > 0 && m.fits(s.Queue[0]) { // promise 5
+		if !(op.Verb == Renew && op.Alone) && len(s.Queue) > 0 && m.fits(s.Queue[0]) { // promise 5
 			t.Fatalf("%+v: want the lock handed on, %+v wait while %+v hold it", op, s.Queue, s.Holders)
 		}
 		for i := 1; i < len(s.Queue); i++ { // promise 6

@@ -193,7 +193,7 @@ func (g *rig) step(t *rapid.T) {
 		}
 		g.call(a, op, a.Acquire(op.Try, a.first), fmt.Sprintf("%s, class %d, ttl %d", what, op.Class, op.TTL))
 	case "renew":
-		op.Verb = model.Keep
+		op.Verb = model.Renew
 		what := "renews as " + string(op.Kind)
 		if g.quorum && op.Kind == model.Writer && rapid.Bool().Draw(t, "raise") {
 			op.Raise = g.rank()
@@ -204,19 +204,19 @@ func (g *rig) step(t *rapid.T) {
 		if a.Kind != model.Writer {
 			t.Skip("only a writer knows that it holds alone")
 		}
-		op.Verb, op.Alone = model.Keep, true
+		op.Verb, op.Alone = model.Renew, true
 		g.call(a, op, a.RenewWriter(), "renews with the holder key alone")
 	case "downgrade":
 		if a.Kind != model.Writer || g.waits(a.id) {
 			t.Skip("only a holder is downgraded")
 		}
-		op.Verb, op.Kind = model.Keep, model.Reader
+		op.Verb, op.Kind = model.Renew, model.Reader
 		g.call(a, op, a.as(model.Reader).Renew(0), "becomes a reader")
 	case "release":
-		op.Verb = model.Leave
+		op.Verb = model.Release
 		what := "releases"
 		if a.tombstone = rapid.Bool().Draw(t, "tombstone"); a.tombstone {
-			op.Bury, what = 2*a.TTL, "releases with a tombstone"
+			op.Tombstone, what = 2*a.TTL, "releases with a tombstone"
 		}
 		op.Kind = a.Kind // also when it has become a reader, since that may not be known
 		g.call(a, op, a.Release(a.tombstone), what)
@@ -342,8 +342,8 @@ func (g *rig) shift(d int64) {
 			ps[i].Ends -= d
 		}
 	}
-	for id := range s.Graves {
-		s.Graves[id] -= d
+	for id := range s.Tombstones {
+		s.Tombstones[id] -= d
 	}
 	s.TokenEnds -= d
 	g.found.shift(d)
@@ -432,10 +432,10 @@ func (g *rig) call(a *actor, op model.Op, c script.Command, what string) {
 
 	before, rests := g.state.At(now), g.found.rests(now)
 	var want model.Reply
-	if op.Verb == model.Enter && rests.refuse(op, got.Status) {
+	if op.Verb == model.Acquire && rests.refuse(op, got.Status) {
 		// Its lease or its tombstone has ended, but what is left of it may still
 		// refuse the id, which is used once.
-		g.state, want = g.state.Step(now, model.Op{Verb: model.Settle, Rank: op.Rank})
+		g.state, want = g.state.Step(now, model.Op{Verb: model.HandOn, Rank: op.Rank})
 		want.Status = model.Status(got.Status)
 	} else {
 		g.state, want = g.state.Step(now, op)
@@ -497,7 +497,7 @@ func (g *rig) checkForeign(op model.Op, got script.Reply, err error, messages []
 		g.fail("foreign data is %+v, want it unchanged: %+v", after[g.foreign], g.data)
 	case err != nil && !refused:
 		g.fail("%v", err)
-	case op.Verb == model.Enter && !refused && (!token || op.Kind == model.Writer):
+	case op.Verb == model.Acquire && !refused && (!token || op.Kind == model.Writer):
 		g.fail("foreign data was not reported: %+v", got)
 	}
 }
@@ -522,7 +522,7 @@ func (g *rig) checkReply(op model.Op, got script.Reply, want model.Reply, b blur
 		value = b.sameMs(got.Value, want.Value) || got.Value == 0 && len(rests.leases) > 0
 	}
 	preceded := got.Preceded == want.Preceded || got.Preceded && len(rests.intents) > 0
-	last := got.Last == want.Last || got.Last == 0 && op.Verb == model.Leave
+	last := got.Last == want.Last || got.Last == 0 && op.Verb == model.Release
 	for _, rank := range rests.intents {
 		last = last || got.Last == rank || got.Last == rank+span
 	}
@@ -544,7 +544,7 @@ func (g *rig) checkMessages(op model.Op, published []string, carried string, gra
 	want := newsOf(grants)
 	slices.Sort(all)
 	toOwn := slices.ContainsFunc(want, func(m string) bool { return strings.HasPrefix(m, own) })
-	if !slices.Equal(all, want) || (carried != "") != (op.Verb == model.Leave && toOwn) {
+	if !slices.Equal(all, want) || (carried != "") != (op.Verb == model.Release && toOwn) {
 		g.fail("want messages %q, and in the reply of a release the one to its own mailbox", want)
 	}
 }
@@ -781,11 +781,11 @@ func (s snapshot) differs(keys *script.Keys, m *model.State, now model.Time, b b
 			return differs
 		}
 	}
-	for id, ends := range m.Graves {
+	for id, ends := range m.Tombstones {
 		if differs := ms("tombstone", s.leases, "-"+id, &ends); differs != "" {
 			return differs
 		}
-		m.Graves[id] = ends
+		m.Tombstones[id] = ends
 	}
 	if len(s.intents)+len(s.leases) > 0 {
 		return fmt.Sprintf("unexpected entries: intents %v, leases %v", s.intents, s.leases)

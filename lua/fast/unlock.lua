@@ -11,7 +11,7 @@ end
 local readers = KIND == 'r' and not tombstone and not score and redis.pcall('SCARD', HOLDER)
 readers = type(readers) == 'number' and readers > 0 and call('PTTL', HOLDER) >= 0 and readers
 
--- Who waits first, and where, if it is a writer.
+-- The first waiter and its score, if it is a writer.
 local ttl_of_leases, head = -2, nil
 if readers or ttl_of_intents then
 	ttl_of_intents = ttl_of_intents or call('PTTL', INTENTS)
