@@ -82,7 +82,7 @@ func (p *part) replaceByReader() {
 	case p.in:
 		p.node.Renewer.Release(&p.Lease)
 	default:
-		p.node.Renewer.CancelWake(&p.Lease)
+		p.node.Renewer.Forget(&p.Lease)
 	}
 	next.acquireSoon()
 }

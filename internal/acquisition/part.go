@@ -158,7 +158,7 @@ func (p *part) acquired(sent clock.Instant, r script.Reply, err error) (next *pa
 	a := p.acq
 	p.asking = false
 	if a.Config.Timeout > 0 {
-		p.node.Renewer.CancelWake(&p.Lease)
+		p.node.Renewer.Forget(&p.Lease)
 	}
 	if e, ok := err.(notSent); ok {
 		err = e.error
@@ -253,7 +253,7 @@ func (p *part) hasReplied() bool { return p.in || p.why == lockerr.ErrLock }
 func (p *part) Key() string { return p.acq.Keys.Name() }
 
 // Look implements [mailbox.Waiter]: p is renewed at once, since a message to it may have been lost.
-func (p *part) Look() { p.node.Renewer.RenewAt(&p.Lease, clock.Now()) }
+func (p *part) Look() { p.node.Renewer.RenewNow(&p.Lease) }
 
 // Deaf implements [mailbox.Waiter].
 func (p *part) Deaf(err error) {

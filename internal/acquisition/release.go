@@ -67,7 +67,7 @@ func (a *Acquisition) releaseInBackground() {
 			p.node.Renewer.Release(&p.Lease)
 		default:
 			p.leaveMailbox()
-			p.node.Renewer.CancelWake(&p.Lease)
+			p.node.Renewer.Forget(&p.Lease)
 		}
 	}
 }

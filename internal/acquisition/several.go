@@ -378,7 +378,7 @@ func (s *severalNodes) release(ctx context.Context) (t tally) {
 			s.releaseAside(p)
 		default:
 			p.leaveMailbox()
-			p.node.Renewer.CancelWake(&p.Lease)
+			p.node.Renewer.Forget(&p.Lease)
 		}
 	}
 	s.mu.Unlock()
