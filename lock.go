@@ -155,11 +155,15 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 	if err := l.usable(); err != nil {
 		return err
 	}
+	var err error
 	if ctx.Err() != nil {
-		return lockerr.Ended(ctx, l.Key())
+		err = lockerr.Interrupted(ctx, l.Key())
+	} else {
+		err = l.acq.Downgrade(ctx, (*user)(l))
 	}
-	err := l.acq.Downgrade(ctx, (*user)(l))
-	l.finish(err)
+	if ended := l.usable(); ended != nil { // of which the end of ctx may be a consequence
+		return ended
+	}
 	return err
 }
 

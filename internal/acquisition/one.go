@@ -96,7 +96,7 @@ func (n *oneNode) explainTally(ctx context.Context, t tally, call, _ string) err
 		why = t.errs[0].err
 	}
 	if why == node.ErrInterrupted {
-		return lockerr.Ended(ctx, key)
+		return lockerr.Interrupted(ctx, key)
 	}
 	return lockerr.Doing(call, key, why)
 }

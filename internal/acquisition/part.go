@@ -296,7 +296,7 @@ func (p *part) OnRenewFailed(sent clock.Instant, err error) {
 	var n news
 	a.mu.Lock()
 	switch {
-	case !p.in:
+	case !p.in || !p.active():
 	case a.state == pending && isFinal(err):
 		n = p.fail(err)
 	default:

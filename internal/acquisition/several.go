@@ -426,7 +426,7 @@ func (s *severalNodes) collect(ctx context.Context, t *tally, open map[*part]boo
 				continue // it came too late
 			}
 			delete(open, v.part)
-			s.onAnswer(v.part, clock.Now(), v.rank, v.err)
+			s.onAnswer(v.part, clock.Instant(v.part.sent.Load()), v.rank, v.err)
 			t.add(v)
 		case <-ctx.Done():
 			for p := range open {
@@ -471,7 +471,7 @@ func (s *severalNodes) explainTally(ctx context.Context, t tally, call, done str
 	mostForeign := quorum.Decide(len(s.parts), 0, foreign) == quorum.No
 	for _, v := range t.errs {
 		if v.err == node.ErrInterrupted {
-			return lockerr.Ended(ctx, s.Keys.Name())
+			return lockerr.Interrupted(ctx, s.Keys.Name())
 		}
 		why := v.err
 		if is := errors.Is(why, lockerr.ErrNotLock); is && failed > 0 && !mostForeign || !is && mostForeign {

@@ -59,7 +59,8 @@ func (w *world) check(faults []fault, finished int64) {
 	w.must(history.Tokens(sure))
 	w.must(history.TokensAfterLoss(frail))
 	if w.kind == standalone {
-		w.must(history.Linearizable(ops, 20*time.Second)) // returns an error if it is undecided, too
+		all := history.WithGivenUp(ops, func(i int) time.Duration { return ttlOf(ops[i]) })
+		w.must(history.Linearizable(all, 20*time.Second)) // returns an error if it is undecided, too
 	}
 
 	// Wait until all leases have ended. Tombstones last longest.

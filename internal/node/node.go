@@ -138,11 +138,11 @@ func resendAfter(rc redis.Scripter) time.Duration {
 		if rc.Options().MaxRetries <= 0 {
 			return math.MaxInt64
 		}
-		return rc.Options().MinRetryBackoff
+		return min(rc.Options().MinRetryBackoff, rc.Options().MaxRetryBackoff)
 	case interface{ Options() *redis.ClusterOptions }:
-		return rc.Options().MinRetryBackoff
+		return min(rc.Options().MinRetryBackoff, rc.Options().MaxRetryBackoff)
 	case interface{ Options() *redis.RingOptions }:
-		return rc.Options().MinRetryBackoff
+		return min(rc.Options().MinRetryBackoff, rc.Options().MaxRetryBackoff)
 	}
 	return 8 * time.Millisecond // no longer than go-redis' default
 }
