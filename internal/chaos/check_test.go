@@ -18,7 +18,7 @@ import (
 
 const (
 	// late is how much later than the end of its lease a client on a busy machine may see the end.
-	late = 150 * time.Millisecond
+	late = 300 * time.Millisecond
 	// answer is how long the reply to a renewal may take.
 	answer = 500 * time.Millisecond
 	// doubt is how long after its last event an operation of unknown outcome may still hold a lock: a request may wait in
