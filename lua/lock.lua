@@ -6,7 +6,7 @@
 --       3 "join" to wait if others are in the way, or "try" to leave no trace; then ":" and
 --         the class of the rank: "1" goes before all of "0"
 --       4 (quorum only) score: the caller's place in the queue of every node: its rank in µs,
---         in class "1" less the span of a class (lib/token.lua); "" if an age follows
+--         in class "1" less the span of a class (lib/counter.lua); "" if an age follows
 --       5 (one node only, optional) age: how long, in µs, the request has waited in its
 --         process: it takes the place that it would have had (lib/place.lua)
 -- Reply as in lib/status.lua:
@@ -22,12 +22,10 @@
 local KIND, ID, TTL, HOW = 'w', ARGV[1], ARGV[2], ARGV[3]
 local score, age = ARGV[4] and tonumber(ARGV[4]), ARGV[5] and tonumber(ARGV[5])
 
--- include lib/clock.lua
--- include lib/last_token.lua
-
 -- include fast/lock.lua
 -- include fast/join.lua
 
+-- include lib/clock.lua
 -- include lib/token.lua
 -- include lib/held.lua
 -- include lib/expiry.lua

@@ -17,9 +17,11 @@ type Time int64
 
 func (t Time) ms() int64 { return int64(t) / 1000 }
 
-// Retention is how long a token counter lives, in ms. Floor is lower than any token.
+// Retention is how long a token counter lives after it was set by the clock, and Window
+// how long tokens are counted before it is set again, in ms. Floor is lower than any token.
 const (
 	Retention = 24 * 60 * 60 * 1000
+	Window    = 10
 	Floor     = 1e14
 )
 
@@ -292,10 +294,26 @@ func (m *machine) admit(p Participant) {
 	if p.Kind == Writer && m.quorum {
 		m.setToken(m.Token+1, p.Rank)
 	} else if p.Kind == Writer {
-		m.setToken(max(m.Token+1, int64(m.now)), 0)
+		m.count()
 	}
 	p.Class, p.Rank = 0, 0
 	m.Holders = append(m.Holders, p)
+}
+
+// Recent reports whether the counter was last set by the clock less than a window ago.
+func (s State) Recent(now Time) bool {
+	return s.TokenEnds != 0 && s.TokenEnds-now.ms() > Retention-Window
+}
+
+// count makes the next token, which is no lower than the time when the counter was last set
+// by it: that is less than a window ago (promise 9).
+func (m *machine) count() {
+	if m.Recent(m.now) {
+		m.Token++
+		return
+	}
+	m.setToken(max(m.Token+1, int64(m.now)), 0)
+	m.TokenEnds = m.now.ms() + Retention
 }
 
 // setToken makes n the last token. If there is no counter, the time takes the place of

@@ -98,7 +98,11 @@ var mutants = []mutant{
 
 	// Tokens.
 	{"a token is not written back", "lua/lib/token.lua", "	call('SET', TOKEN, format('%d', last_token), 'PX', RETENTION)\n", "", model},
-	{"a token follows a counter that has fallen back", "lua/lib/last_token.lua", "math.max(us - last_token, last_token == 0 and FLOOR or 1)", "(last_token == 0 and us or 1)", ofScripts("TestTokensRiseAlthoughTheCounterFallsBack")},
+	{"a token follows a counter that has fallen back", "lua/lib/token.lua", "(last_token == 0 or not proposal) and us or 0", "last_token == 0 and us or 0", ofScripts("TestTokensRiseAlthoughTheCounterFallsBack")},
+	{"an acquire follows a counter that has fallen back", "lua/fast/lock.lua", "math.max(last_token + 1, us, FLOOR)", "last_token > 0 and last_token + 1 or us", ofScripts("TestTokensRiseAlthoughTheCounterFallsBack")},
+	{"a counter is recent for as long as a failover may take", "lua/lib/counter.lua", "local RECENT = 86399990", "local RECENT = 86390000", ofScripts("TestTokensRiseWhateverBecomesOfTheCounter")},
+	{"a counter that was set by the clock is not recent", "lua/fast/lock.lua", "call('SET', TOKEN, format('%d', token), 'PX', RETENTION)", "call('SET', TOKEN, format('%d', token), last_token > 0 and 'KEEPTTL' or 'PX', last_token == 0 and RETENTION or nil)", model},
+	{"a token is counted in foreign data", "lua/fast/lock.lua", "		call('DECR', TOKEN) -- foreign data is as it was\n", "", ofScripts("TestForeignDataLikeARecentCounterIsLeftAlone")},
 	{"a node does not raise its token", "lua/refresh.lua", "return standing(tonumber(ARGV[5]))", "return standing()", model},
 
 	// Messages.

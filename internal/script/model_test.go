@@ -295,7 +295,7 @@ func (g *rig) ends(now model.Time) (ends []int64) {
 // wait lets some time pass: a little, until something ends, or until all has ended.
 func (g *rig) wait() {
 	now := g.time()
-	d := rapid.SampledFrom([]int64{500, 1, 1500, 5000, 0, -1, -2, -3, -4, model.Retention + 1}).Draw(g.t, "ms")
+	d := rapid.SampledFrom([]int64{500, 1, 9, 1500, 5000, 0, -1, -2, -3, -4, model.Retention + 1}).Draw(g.t, "ms")
 	if ends := g.ends(now); d <= 0 && len(ends) > 0 {
 		d = ends[min(int(-d), len(ends)-1)] - int64(now)/1000
 		if g.blur == 0 {
@@ -441,6 +441,10 @@ func (g *rig) call(a *actor, op model.Op, c script.Command, what string) {
 	before, rests := g.state.At(now), g.found.rests(now)
 	if op.Age > 0 && b.ticks > 0 && slices.ContainsFunc(before.Queue, func(p model.Participant) bool { return b.sameRank(p.Rank, int64(now)-op.Age) }) {
 		g.over = true // a waiter may rank before it or behind it
+		return
+	}
+	if set := before.TokenEnds - model.Retention; b.ms > 0 && before.TokenEnds != 0 && b.sameMs(int64(now)/1000-set, model.Window) {
+		g.over = true // the token may be counted or read from the clock
 		return
 	}
 	var want model.Reply
