@@ -10,12 +10,12 @@ local free = others == 0
 
 -- include lib/counter.lua
 if free and not score and ttl_of_token > RECENT then
-	local token = redis.pcall('INCR', TOKEN)
+	local token = redis.pcall('INCRBY', TOKEN, '1')
 	if type(token) == 'number' and token > FLOOR and token < SPAN then
 		call('SET', HOLDER, ID, 'PX', TTL)
 		return token
 	elseif type(token) == 'number' then
-		call('DECR', TOKEN) -- foreign data is as it was
+		call('INCRBY', TOKEN, '-1') -- foreign data is as it was
 	end
 end
 

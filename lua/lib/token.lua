@@ -7,7 +7,7 @@
 -- new, than the clock.
 local function next_token(proposal)
 	if ttl_of_token > RECENT and not proposal then
-		last_token = call('INCR', TOKEN)
+		last_token = call('INCRBY', TOKEN, '1')
 		return last_token
 	end
 	local by_clock = (last_token == 0 or not proposal) and us or 0
