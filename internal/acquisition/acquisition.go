@@ -19,9 +19,9 @@
 //	          ├──(granted)─────────────────────────────┘
 //	          └──(an error)──► replaced by one that asks again later
 //
-// A single Redis is a quorum of one. The choice between one node and several is made where calls are sent: to one node
-// by the caller itself, to several side by side (Acquire in this file, Release in release.go), and where an error is put
-// into words (errors.go). A node time-out exists only with several nodes.
+// What one node and several do differently stands in one.go and several.go, behind one interface, [nodes]: one node is
+// called by the caller itself and decides alone; several are called side by side and vote, and each is waited for no
+// longer than the node time-out.
 //
 // # Mutexes
 //
@@ -64,11 +64,52 @@ type Acquisition struct {
 	cause  *error        // why it was lost; a pointer, since few are
 	signal chan struct{} // wakes the caller, and holds one signal; nil: the caller does not sleep
 	parts  []*part       // one for each node
-	quorum *quorumState  // nil with one node
+	nodes  nodes
 
-	// The part of a single node, allocated with the acquisition.
+	// The part of one node, allocated with the acquisition.
 	only  part
 	array [1]*part
+}
+
+// Nodes is what one node and several do differently. Where nothing else is said, the mutex of the acquisition is held.
+type nodes interface {
+	// acquire asks the nodes for the lock and waits, as described for Acquire. Release releases it on each, and collect
+	// waits for the votes of the parts in open and adds them to t, each until ctx ends. They take the mutex.
+	acquire(ctx context.Context) error
+	release(ctx context.Context) tally
+	collect(ctx context.Context, t *tally, open map[*part]bool, votes <-chan vote)
+
+	// decide decides what the answers to a pending request amount to, after one of them has changed.
+	decide()
+	// heldSince reports whether the lock has been held since then without a gap, by the nodes that count now.
+	heldSince(from clock.Instant) bool
+
+	// onAsk notes that p is about to ask its node, and onAnswer, which is called without the mutex, what came of a call
+	// for p that was sent at that instant. Rank is the highest one in the node's queue, or 0.
+	onAsk(p *part)
+	onAnswer(p *part, sent clock.Instant, rank int64, err error)
+	// onGranted notes that the node has granted p, as it said in reply to a call that was sent at that instant, and
+	// onAcquired that this call was an acquire.
+	onGranted(p *part, sent clock.Instant)
+	onAcquired(sent clock.Instant)
+	// onLate releases p, whose acquire was answered when the lock was not wanted any more.
+	onLate(p *part, r script.Reply, err error)
+	// onTimeout does what p has asked its renewer to wake it for. It takes the mutex.
+	onTimeout(p *part)
+	// down returns why the node of p is not asked for now, or nil.
+	down(p *part) error
+
+	// id is the id under which the lock is known. Score is its place in the queue of every node, as scripts take it; nil
+	// if the node chooses it. They need no mutex.
+	id() string
+	score() any
+
+	// These put into words why a request was refused, why a lock was lost, what came of an unlock or a downgrade that
+	// was not confirmed, and which node an error comes from.
+	explainRefusal() error
+	explainLoss(why error) error
+	explainTally(ctx context.Context, t tally, call, done string) error
+	onNode(p *part, err error) error
 }
 
 type state uint8
@@ -88,18 +129,12 @@ var ErrRetry = errors.New("acquire again")
 // Init makes a a request that has not been sent.
 func (a *Acquisition) Init(c *Config, keys *script.Keys, write, try bool) {
 	a.Config, a.Keys, a.write, a.try = c, keys, write, try
-	a.parts = a.array[:]
 	if len(c.Nodes) > 1 {
-		a.parts = make([]*part, len(c.Nodes))
-		a.quorum = newQuorumState(len(c.Nodes), script.Score(max(1, c.Ranks.Next()-a.age().Microseconds()), c.first(write)))
+		a.nodes = newSeveralNodes(a)
+		return
 	}
-	for i := range a.parts {
-		p := &a.only
-		if i > 0 {
-			p = new(part)
-		}
-		a.parts[i] = p.init(a, i)
-	}
+	a.array[0] = a.only.init(a, 0)
+	a.parts, a.nodes = a.array[:], (*oneNode)(a)
 }
 
 // age returns for how long a has been asked for. Its place in the queue is that of a request made so long ago.
@@ -111,12 +146,7 @@ func (a *Acquisition) age() time.Duration {
 }
 
 // ID returns the id under which the first node knew it, or was asked for it, when it was granted.
-func (a *Acquisition) ID() string {
-	if a.quorum != nil {
-		return a.quorum.id
-	}
-	return a.parts[0].ID.(string)
-}
+func (a *Acquisition) ID() string { return a.nodes.id() }
 
 // Token returns the fencing token. It is 0 for a reader.
 func (a *Acquisition) Token() uint64 { return a.token }
@@ -126,17 +156,7 @@ func (a *Acquisition) Until() clock.Instant { return clock.Instant(a.until.Load(
 
 // Acquire asks the nodes for the lock and waits until it is granted, or will not be granted, or ctx ends. It returns
 // ErrRetry if the acquisition was superseded, or lost before it had a user.
-func (a *Acquisition) Acquire(ctx context.Context) error {
-	if a.quorum == nil {
-		a.parts[0].acquire(ctx)
-		return a.wait(ctx)
-	}
-	if err := a.acquireFromEach(ctx); err != nil {
-		return err
-	}
-	defer a.quorum.answeredAll(a.Config.Nodes[0].Requests)
-	return a.wait(ctx)
-}
+func (a *Acquisition) Acquire(ctx context.Context) error { return a.nodes.acquire(ctx) }
 
 // wait waits until a is held, or will not be held, or ctx ends.
 func (a *Acquisition) wait(ctx context.Context) error {
@@ -174,7 +194,7 @@ func (a *Acquisition) refused(ctx context.Context) error {
 		a.mu.Unlock()
 		return lockerr.Ended(ctx, a.Keys.Name())
 	}
-	err := a.explainRefusal()
+	err := a.nodes.explainRefusal()
 	a.mu.Unlock()
 	_ = a.Release(ctx) // of what some nodes have granted
 	return err
@@ -264,44 +284,38 @@ func (a *Acquisition) Supersede() {
 // decide decides what the answers of the nodes amount to, after one of them has changed. The mutex is held.
 func (a *Acquisition) decide() {
 	switch a.state {
+	case pending:
+		a.nodes.decide()
 	case held:
 		a.updateTrust()
-		return
-	case pending:
-	default:
-		return
 	}
-	// A grant runs with the lease that the waiter had when the grant came, so with little of that left it is renewed
-	// first.
-	soon := clock.Now().Add(a.Config.TTL / 4)
-	v := a.count(soon)
-	n := len(a.parts)
-	a.queued = a.queued || !a.try && quorum.Decide(n, v.in, v.failed) == quorum.Yes
-	switch {
-	case quorum.Decide(n, v.granted, 0) == quorum.Yes:
-		a.agreeOnToken(soon, v.highest)
-	case quorum.Decide(n, v.in, v.failed) == quorum.No && !a.queued && a.isClear(v),
-		quorum.Decide(n, 0, v.final) == quorum.No:
-		a.state = abandoned
-		a.wake()
-	case !v.open && v.granted > 0:
-		// Others may have the other nodes, and wait for these.
-		for _, p := range a.parts {
-			if p.in && p.granted && !p.checked {
-				p.checked = true
-				p.node.Renewer.RenewOften(&p.Lease)
-			}
+}
+
+// soon is until when a grant must be trusted, at least, to count. It runs with the lease that the waiter had when the
+// grant came, so with little of that left it is renewed first.
+func (a *Acquisition) soon() clock.Instant { return clock.Now().Add(a.Config.TTL / 4) }
+
+// hasMajority reports whether a majority of the nodes hold it.
+func (a *Acquisition) hasMajority() bool {
+	n := 0
+	for _, p := range a.parts {
+		if p.counts() {
+			n++
 		}
 	}
+	return n >= quorum.Majority(len(a.parts))
 }
 
 // grant makes a a held lock. The mutex is held.
 func (a *Acquisition) grant(token uint64) {
 	a.state, a.token = held, token
-	if a.quorum != nil {
-		a.quorum.grantedAt, a.quorum.id = clock.Now(), a.parts[0].ID.(string)
-	}
 	a.updateTrust()
+	a.wake()
+}
+
+// abandon ends a request that no node, or no majority, will grant. The mutex is held.
+func (a *Acquisition) abandon() {
+	a.state = abandoned
 	a.wake()
 }
 
@@ -343,7 +357,7 @@ func (a *Acquisition) loseIfExpired() {
 
 // lose ends a held lock. Its users are told when the mutex is free again. The mutex is held.
 func (a *Acquisition) lose(why error) news {
-	why = lockerr.Of(lockerr.ErrLockLost, fmt.Errorf("%q: %w", a.Keys.Name(), a.explainLoss(why)))
+	why = lockerr.Of(lockerr.ErrLockLost, fmt.Errorf("%q: %w", a.Keys.Name(), a.nodes.explainLoss(why)))
 	a.state, a.cause = lost, &why
 	// A renewal whose reply was lost may have renewed it on the server.
 	a.releaseInBackground()

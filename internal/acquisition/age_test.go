@@ -67,7 +67,7 @@ func TestRankOverSeveralNodesAllowsForTheAge(t *testing.T) {
 			since clock.Instant
 			want  string
 		}{{0, "5000000"}, {clock.Now(), "5000001"}, {clock.Now().Add(-time.Second), "4000002"}, {clock.Now().Add(-time.Hour), "1"}} {
-			if got := requestSince(t, c, "x", of.since).quorum.score; got != of.want {
+			if got := requestSince(t, c, "x", of.since).nodes.score(); got != of.want {
 				t.Errorf("score %v, want %s", got, of.want)
 			}
 		}

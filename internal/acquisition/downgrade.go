@@ -26,7 +26,7 @@ func (a *Acquisition) Downgrade(ctx context.Context, u User) error {
 		p.sent.Store(int64(clock.Always)) // the downgrade has not been written yet
 		p.node.Go(func() { votes <- p.downgrade(context.WithoutCancel(ctx)) })
 	}
-	t.collect(ctx, a, open, votes)
+	a.nodes.collect(ctx, &t, open, votes)
 	if ctx.Err() != nil {
 		for _, p := range writers {
 			p.Look() // renewals go on with it, at once
@@ -44,7 +44,7 @@ func (a *Acquisition) Downgrade(ctx context.Context, u User) error {
 	if err != nil || quorum.Decide(len(a.parts), t.yes, 0) == quorum.Yes {
 		return err
 	}
-	return a.explainTally(ctx, t, "downgrade", "have made the writer a reader")
+	return a.nodes.explainTally(ctx, t, "downgrade", "have made the writer a reader")
 }
 
 // becomeReader makes a a read lock, and returns the parts that hold as writers. Those that do not hold are replaced by
@@ -82,7 +82,7 @@ func (p *part) replaceByReader() {
 	case p.in:
 		p.node.Renewer.Release(&p.Lease)
 	default:
-		p.node.Renewer.CancelWake(&p.Lease)
+		p.node.Renewer.Forget(&p.Lease)
 	}
 	next.acquireSoon()
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -23,7 +24,6 @@ type part struct {
 
 	token   uint64
 	why     error // why it is not in; while it is, why it could not be renewed
-	index   int16 // of its node
 	failed  uint8 // how many attempts on this node have failed in a row
 	join    bool  // it joins the queue: a try would be refused
 	listens bool  // it is in the mailbox
@@ -35,7 +35,7 @@ type part struct {
 
 // init makes p the part on a node, under a new id.
 func (p *part) init(a *Acquisition, index int) *part {
-	p.acq, p.node, p.index = a, a.Config.Nodes[index], int16(index)
+	p.acq, p.node = a, a.Config.Nodes[index]
 	p.sent.Store(int64(clock.Always))
 	p.Lease.Init(p, p.node.NewID(), a.write)
 	return p
@@ -43,11 +43,8 @@ func (p *part) init(a *Acquisition, index int) *part {
 
 // Request implements [node.Owner].
 func (p *part) Request() node.Request {
-	r := node.Request{Terms: &p.acq.Config.Terms, Keys: p.acq.Keys}
-	if p.acq.quorum != nil {
-		r.Score = p.acq.quorum.score
-	}
-	return r
+	a := p.acq
+	return node.Request{Terms: &a.Config.Terms, Keys: a.Keys, Score: a.nodes.score()}
 }
 
 // participant returns p as scripts know it, for a call that is waited for.
@@ -58,19 +55,6 @@ func (p *part) participant() script.Participant {
 	}
 	return known
 }
-
-// A score is the place of a part in the queue of its node, as an argument of a command. go-redis marshals it when it
-// writes the command to a connection: with that the node time-out starts, not while a connection is set up. A command that
-// go-redis sends again starts it again.
-type score part
-
-// MarshalBinary implements [encoding.BinaryMarshaler].
-func (s *score) MarshalBinary() ([]byte, error) {
-	s.sent.Store(int64(clock.Now()))
-	return []byte(s.String()), nil
-}
-
-func (s *score) String() string { return s.acq.quorum.score.(string) }
 
 // Acquire.
 
@@ -133,16 +117,18 @@ func (p *part) begin() bool {
 	a := p.acq
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	p.asking = p.active()
-	if p.asking && a.Config.Timeout > 0 {
-		p.node.Renewer.Wake(&p.Lease, clock.Now().Add(a.Config.Timeout))
+	if p.asking = p.active(); p.asking {
+		a.nodes.onAsk(p)
 	}
 	return p.asking
 }
 
+// index is the place of its node among the nodes of the acquisition.
+func (p *part) index() int { return slices.Index(p.acq.Config.Nodes, p.node) }
+
 // active reports whether p is, or may become, a part of the lock.
 func (p *part) active() bool {
-	return p.acq.parts[p.index] == p && (p.acq.state == pending || p.acq.state == held)
+	return p.acq.parts[p.index()] == p && (p.acq.state == pending || p.acq.state == held)
 }
 
 // A notSent error is that of a call that was not made.
@@ -154,7 +140,7 @@ func (e notSent) Unwrap() error { return e.error }
 func (p *part) onAcquired(sent clock.Instant, r script.Reply, err error) (next *part) {
 	a := p.acq
 	p.node.Note(r, a.Config.Log)
-	p.recordHealth(sent, r.Last, err)
+	a.nodes.onAnswer(p, sent, r.Last, err)
 	var n news
 	a.mu.Lock()
 	if p.asking {
@@ -172,7 +158,7 @@ func (p *part) acquired(sent clock.Instant, r script.Reply, err error) (next *pa
 	a := p.acq
 	p.asking = false
 	if a.Config.Timeout > 0 {
-		p.node.Renewer.CancelWake(&p.Lease)
+		p.node.Renewer.Forget(&p.Lease)
 	}
 	if e, ok := err.(notSent); ok {
 		err = e.error
@@ -181,7 +167,7 @@ func (p *part) acquired(sent clock.Instant, r script.Reply, err error) (next *pa
 	}
 	switch {
 	case !p.active():
-		p.releaseAnswered(r, err)
+		a.nodes.onLate(p, r, err)
 	case errors.Is(err, lockerr.ErrNotLock):
 		p.Tombstone = false
 		return nil, p.fail(err)
@@ -209,9 +195,7 @@ func (p *part) acquired(sent clock.Instant, r script.Reply, err error) (next *pa
 		p.in, p.why, p.failed = true, nil, 0
 		if r.Status == script.Granted {
 			p.grant(sent, uint64(r.Value))
-			if a.isAfterGrant(sent) {
-				a.lookEverywhere()
-			}
+			a.nodes.onAcquired(sent)
 		}
 		p.Acknowledge(sent)
 		a.decide()
@@ -251,8 +235,8 @@ func (p *part) Granted(token uint64) {
 
 // grant notes that the node has granted p, in reply to a call that was sent at that instant.
 func (p *part) grant(sent clock.Instant, token uint64) {
-	if !p.granted && p.acq.isAfterGrant(sent) {
-		p.acq.quorum.since[p.index] = clock.Now()
+	if !p.granted {
+		p.acq.nodes.onGranted(p, sent)
 	}
 	p.granted, p.token = true, token
 }
@@ -269,7 +253,7 @@ func (p *part) hasReplied() bool { return p.in || p.why == lockerr.ErrLock }
 func (p *part) Key() string { return p.acq.Keys.Name() }
 
 // Look implements [mailbox.Waiter]: p is renewed at once, since a message to it may have been lost.
-func (p *part) Look() { p.node.Renewer.RenewAt(&p.Lease, clock.Now()) }
+func (p *part) Look() { p.node.Renewer.RenewNow(&p.Lease) }
 
 // Deaf implements [mailbox.Waiter].
 func (p *part) Deaf(err error) {
@@ -289,7 +273,7 @@ func (p *part) leaveMailbox() {
 // OnRenewed implements [node.Owner].
 func (p *part) OnRenewed(sent clock.Instant, r script.Reply) {
 	a := p.acq
-	p.recordHealth(sent, r.Last, nil)
+	a.nodes.onAnswer(p, sent, r.Last, nil)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if !p.active() || !p.in {
@@ -308,7 +292,7 @@ func (p *part) OnRenewed(sent clock.Instant, r script.Reply) {
 // OnRenewFailed implements [node.Owner].
 func (p *part) OnRenewFailed(sent clock.Instant, err error) {
 	a := p.acq
-	p.recordHealth(sent, 0, err)
+	a.nodes.onAnswer(p, sent, 0, err)
 	var n news
 	a.mu.Lock()
 	switch {
@@ -317,7 +301,7 @@ func (p *part) OnRenewFailed(sent clock.Instant, err error) {
 		n = p.fail(err)
 	default:
 		if a.state == pending && p.why == nil {
-			n = news{acquisition: a, what: "a renewal failed; the waiter keeps its place and tries again", err: p.onNode(err)}
+			n = news{acquisition: a, what: "a renewal failed; the waiter keeps its place and tries again", err: a.nodes.onNode(p, err)}
 		}
 		p.why = err
 	}
@@ -351,39 +335,7 @@ func (p *part) OnExpired(why error) {
 }
 
 // OnTimeout implements [node.Owner]: the node time-out of an acquire is over, or an acquire that was put off is due.
-func (p *part) OnTimeout() {
-	a := p.acq
-	var n news
-	timedOut, sent, asked := false, clock.Instant(p.sent.Load()), p.Until().Add(-a.Config.Timeout)
-	if sent != clock.Always {
-		asked = sent
-	}
-	a.mu.Lock()
-	switch {
-	case p.asking:
-		if overdue := p.node.Health.Overdue(asked, sent, a.Config.Timeout); overdue > clock.Now() {
-			p.node.Renewer.Wake(&p.Lease, overdue)
-			break
-		}
-		p.asking, p.Tombstone, timedOut = false, true, true
-		if p.active() {
-			n = p.fail(a.noAnswer())
-		} else {
-			p.releaseAnswered(script.Reply{}, a.noAnswer())
-		}
-	case !p.active() || p.in || a.try:
-	case p.node.Health.Down() == nil || a.Config.Timeout == 0:
-		go p.acquire(context.Background())
-	default:
-		p.ping()
-		p.acquireLater()
-	}
-	a.mu.Unlock()
-	if timedOut {
-		p.recordTimeout(asked)
-	}
-	n.tell()
-}
+func (p *part) OnTimeout() { p.acq.nodes.onTimeout(p) }
 
 // fail notes that the node does not hold p, or not any more, and why. Unless that ends the request or the lock, another
 // part takes its place. The mutex is held.
@@ -400,7 +352,7 @@ func (p *part) fail(why error) news {
 	wasIn, counted := p.in, p.counts()
 	p.in, p.granted, p.why = false, false, why
 	switch {
-	case a.state == held && counted && !a.heldSince(from):
+	case a.state == held && counted && !a.nodes.heldSince(from):
 		return a.lose(why)
 	case a.try && a.state == pending:
 		if wasIn { // a grant that was renewed first, and is lost: Redis has failed
@@ -423,7 +375,7 @@ func (p *part) fail(why error) news {
 	if p.failed > 0 || !wasIn && !isRetried(why) {
 		return news{} // it has been logged, or is returned
 	}
-	n := news{acquisition: a, what: "the waiter joins the queue again", err: p.onNode(why)}
+	n := news{acquisition: a, what: "the waiter joins the queue again", err: a.nodes.onNode(p, why)}
 	if a.state == held {
 		n.what = "a node does not hold the lock any more; the other nodes do, and it is acquired again"
 	}
@@ -441,9 +393,10 @@ func (p *part) withCause(why error) error {
 // replace puts a new part in the place of p.
 func (p *part) replace() *part {
 	p.leaveMailbox()
-	next := new(part).init(p.acq, int(p.index))
+	i := p.index()
+	next := new(part).init(p.acq, i)
 	next.join = p.join
-	p.acq.parts[p.index] = next
+	p.acq.parts[i] = next
 	return next
 }
 
@@ -451,7 +404,7 @@ func (p *part) replace() *part {
 func (p *part) acquireSoon() {
 	const minBackoff, maxBackoff = 10 * time.Millisecond, time.Second
 	switch {
-	case p.acq.Config.Timeout > 0 && p.node.Health.Down() != nil:
+	case p.acq.nodes.down(p) != nil:
 		p.acquireLater()
 	case p.failed > 1:
 		p.node.Renewer.Wake(&p.Lease, clock.Now().Add(min(minBackoff<<(p.failed-1), maxBackoff)))
@@ -463,43 +416,4 @@ func (p *part) acquireSoon() {
 // acquireLater has p ask a node that is down when that is tried again.
 func (p *part) acquireLater() {
 	p.node.Renewer.Wake(&p.Lease, clock.Now().Add(node.RetryAfter))
-}
-
-// recordHealth takes what the answer to a call says of the node, for locks over several nodes. The call was sent at that
-// instant; rank is the highest one in the node's queue, or 0.
-func (p *part) recordHealth(sent clock.Instant, rank int64, err error) {
-	c := p.acq.Config
-	if c.Timeout == 0 {
-		return
-	}
-	c.Ranks.Saw(rank)
-	switch {
-	case err == nil:
-		if time.Duration(clock.Now()-sent) < c.Timeout {
-			p.node.Health.MarkUp()
-		}
-	case errors.Is(err, lockerr.ErrNotLock), lockerr.Has(err, lockerr.Full), lockerr.Has(err, lockerr.NoConnection),
-		err == node.ErrInterrupted:
-	case lockerr.Has(err, lockerr.Deadline) && p.node.Health.HeardSince(sent): // the call may have waited in the client
-	case p.node.Health.MarkDown(err):
-		c.Log.Error(p.acq.Keys.Name(), "a node is down; it is tried again in the background", p.onNode(err))
-	}
-}
-
-// recordTimeout takes it that a call that was sent at that instant has not been answered within the node time-out. The
-// node is down if it has not answered any other call since.
-func (p *part) recordTimeout(sent clock.Instant) {
-	if !p.node.Health.HeardSince(sent) {
-		p.recordHealth(clock.Now(), 0, p.acq.noAnswer())
-	}
-}
-
-// lookEverywhere renews a on all nodes at once: should they fail one after the other, it is known of each that it held
-// the lock when the last one came back.
-func (a *Acquisition) lookEverywhere() {
-	for _, p := range a.parts {
-		if p.counts() {
-			p.Look()
-		}
-	}
 }

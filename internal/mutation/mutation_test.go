@@ -84,7 +84,7 @@ var mutants = []mutant{
 	{"a resent acquire takes another place", "lua/lib/acquire.lua", "call('ZSCORE', INTENTS, KIND .. ID) or place", "place", ofScripts("TestResentAcquireKeepsItsPlace")},
 	{"a waiter goes behind those that rank after it", "lua/fast/join.lua", " and at > tonumber(back[2])", "", model},
 	{"the age is not sent", "internal/script/command.go", "if p.Score == nil && age >= time.Microsecond {", "if false {", model},
-	{"the rank of a quorum has no age", "internal/acquisition/acquisition.go", "c.Ranks.Next()-a.age().Microseconds()", "c.Ranks.Next()", checker{"./internal/acquisition", "^TestRankOverSeveralNodesAllowsForTheAge$", nil}},
+	{"the rank of a quorum has no age", "internal/acquisition/several.go", "Ranks.Next()-a.age().Microseconds()", "Ranks.Next()", checker{"./internal/acquisition", "^TestRankOverSeveralNodesAllowsForTheAge$", nil}},
 
 	{"a renewal hands nothing on when a lease has ended", "lua/refresh.lua", "drop()\nhand_on()\n", "drop()\n", model},
 	{"a release hands nothing on", "lua/unlock.lua", "hand_on()\nif blocked then", "if blocked then", model},
@@ -92,7 +92,7 @@ var mutants = []mutant{
 	{"a release leaves no tombstone for an acquire that may still be under way", "internal/acquisition/part.go", "p.Tombstone = err != nil && !lockerr.Has(err, lockerr.Full) || p.node.MaySendTwice(sent)", "p.Tombstone = false", scenario("TestLateCopyOfAnAcquireIsRefused")},
 	{"a caller that gives up does not release", "internal/acquisition/acquisition.go", "	if ctx.Err() != nil {\n		a.releaseInBackground()\n", "	if ctx.Err() != nil {\n", sim},
 
-	{"a try that has lost its grant waits", "internal/acquisition/acquisition.go", "a.queued || !a.try && quorum", "a.queued || quorum", scenario("TestTryThatLosesItsGrantIsRefused")},
+	{"a try that has lost its grant waits", "internal/acquisition/one.go", "p.in && !n.try\n", "p.in\n", scenario("TestTryThatLosesItsGrantIsRefused")},
 
 	{"calls are not limited", "internal/node/limiter.go", "	n := connections(rc)\n", "	n := connections(rc) << 10\n", scenario("TestSimultaneousAcquiresAllWait")},
 
@@ -107,12 +107,12 @@ var mutants = []mutant{
 
 	// Messages.
 	{"a message for another mailbox travels in the reply", "lua/lib/message.lua", "if mailbox == own then", "if own then", model},
-	{"nodes with a lower token count for a higher one", "internal/acquisition/quorum.go", "other.Until() >= soon && other.token == p.token {", "other.Until() >= soon && other.token <= p.token {", scenario("TestTokensRiseAlthoughMajoritiesDiffer")},
+	{"nodes with a lower token count for a higher one", "internal/acquisition/several.go", "other.Until() >= soon && other.token == p.token {", "other.Until() >= soon && other.token <= p.token {", scenario("TestTokensRiseAlthoughMajoritiesDiffer")},
 
 	// Several nodes.
 	{"half of the nodes are a quorum", "internal/quorum/quorum.go", "return n/2 + 1", "return max(1, n/2)", sim},
 	{"no waiter makes way for a lower rank", "internal/acquisition/part.go", "if r.Preceded && a.state == pending && !a.hasMajority() {", "if false {", scenario("TestSplitVotesAreResolvedByRank")},
-	{"a majority with a gap counts", "internal/acquisition/part.go", "case a.state == held && counted && !a.heldSince(from):",
+	{"a majority with a gap counts", "internal/acquisition/part.go", "case a.state == held && counted && !a.nodes.heldSince(from):",
 		"case a.state == held && counted && !a.hasMajority():", scenario("TestLockIsLostWhenAMajorityForgetsIt")},
 
 	// Foreign data.
@@ -143,7 +143,7 @@ var mutants = []mutant{
 	{"the first unlock releases the acquisition", "internal/acquisition/acquisition.go", "	if a.users.none() {\n", "	if true {\n", sim},
 
 	// The seams between the packages.
-	{"an answer that arrives for a part that was replaced counts", "internal/acquisition/part.go", "return p.acq.parts[p.index] == p && (", "return (", sim},
+	{"an answer that arrives for a part that was replaced counts", "internal/acquisition/part.go", "return p.acq.parts[p.index()] == p && (", "return (", sim},
 	{"a renewal that is answered \"gone\" is not reported", "internal/node/renewer.go", "return func() { l.owner.OnExpired(why) }", "return func() { _ = why }", sim},
 	{"a renewal that is answered is not reported", "internal/node/renewer.go", "return func() { l.owner.OnRenewed(sent, r) }", "return nil", sim},
 	{"a loss does not end the locks", "internal/acquisition/acquisition.go", "		n.acquisition.users.end(n.err)\n", "", sim},

@@ -90,22 +90,18 @@ func (n *Node) eval(ctx context.Context, c script.Command) *redis.Cmd {
 }
 
 // send sends c and records what that shows of the node's health.
-func (n *Node) send(ctx context.Context, c script.Command) *redis.Cmd {
+func (n *Node) send(ctx context.Context, c script.Command) (sent *redis.Cmd) {
 	start := clock.Now()
-	sent := n.do(ctx, c)
+	if n.process == nil {
+		sent = c.Eval(ctx, n.rc)
+	} else {
+		sent = c.Redis(ctx)
+		if err := n.process(ctx, sent); err != nil && sent.Err() == nil {
+			sent.SetErr(err)
+		}
+	}
 	if err := sent.Err(); err == nil || !hasEnded(ctx) {
 		n.Health.record(start, err)
-	}
-	return sent
-}
-
-func (n *Node) do(ctx context.Context, c script.Command) *redis.Cmd {
-	if n.process == nil {
-		return c.Eval(ctx, n.rc)
-	}
-	sent := c.Redis(ctx)
-	if err := n.process(ctx, sent); err != nil && sent.Err() == nil {
-		sent.SetErr(err)
 	}
 	return sent
 }

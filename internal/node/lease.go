@@ -154,3 +154,9 @@ func (l *Lease) longerPause(most time.Duration) time.Duration {
 
 // next is when something is to be done for l.
 func (l *Lease) next() clock.Instant { return min(l.due, l.Until()) }
+
+// isBehind reports whether the renewal of l is so late that it may fail.
+func (l *Lease) isBehind(now clock.Instant) bool {
+	ttl := l.terms().TTL
+	return l.task != release && l.raise == 0 && l.due.Add(ttl/8) < now && l.Until() < now.Add(ttl/4)
+}

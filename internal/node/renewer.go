@@ -1,7 +1,6 @@
 package node
 
 import (
-	"container/heap"
 	"context"
 	"fmt"
 	"sync"
@@ -26,18 +25,13 @@ const (
 // trust in those that could not be renewed, and releases those that are given up. One timer serves them all: a held lock
 // costs neither a goroutine nor a timer. The timer never waits for Redis, so trust ends on time whatever a call is doing.
 //
-// A lease is in one of two heaps:
-//
-//	later ──(its call is due)──► ready ──(a sender takes it)──► later, to be called again should that call hang
-//
 // Few senders take what is ready, the lease that ends first before the others: when there is more to renew than Redis or
 // this process can, the excess is lost and no more.
 type Renewer struct {
 	node *Node
 
 	mu      sync.Mutex
-	later   byNext
-	ready   byEnd
+	leases  agenda
 	senders senders
 	took    time.Duration // how long a call takes, about
 	timer   *time.Timer
@@ -57,22 +51,18 @@ func (rn *Renewer) Renew(l *Lease, holds bool, sent clock.Instant, r script.Repl
 }
 
 // Release releases an id in the background. After a TTL its lease has ended without that.
-func (rn *Renewer) Release(l *Lease) {
+func (rn *Renewer) Release(l *Lease) { rn.ReleaseAgain(l, clock.Always) }
+
+// ReleaseAgain is Release after a release that was sent at that instant in vain; Always: there was none.
+func (rn *Renewer) ReleaseAgain(l *Lease, sent clock.Instant) {
 	rn.mu.Lock()
 	defer rn.mu.Unlock()
+	l.before = max(l.before, sent)
 	now := clock.Now()
 	l.task = release
 	l.end.Store(int64(now.Add(l.terms().TTL)))
 	l.due, l.exact = now, true
 	rn.push(l)
-}
-
-// ReleaseAgain is Release after a release that was sent at that instant in vain.
-func (rn *Renewer) ReleaseAgain(l *Lease, sent clock.Instant) {
-	rn.mu.Lock()
-	l.before = sent
-	rn.mu.Unlock()
-	rn.Release(l)
 }
 
 // Wake calls the owner's OnTimeout at that instant and does nothing else for the lease.
@@ -84,28 +74,20 @@ func (rn *Renewer) Wake(l *Lease, at clock.Instant) {
 	rn.push(l)
 }
 
-// CancelWake undoes Wake. It does not undo a Release.
-func (rn *Renewer) CancelWake(l *Lease) {
+// RenewNow renews a lease at once.
+func (rn *Renewer) RenewNow(l *Lease) {
 	rn.mu.Lock()
 	defer rn.mu.Unlock()
-	if l.task == wake {
-		rn.drop(l)
-	}
+	rn.renewAt(l, clock.Now())
 }
 
-// RenewAt renews a lease at that instant, if it is not renewed earlier.
-func (rn *Renewer) RenewAt(l *Lease, at clock.Instant) {
-	rn.mu.Lock()
-	defer rn.mu.Unlock()
-	rn.renewAt(l, at)
-}
-
+// renewAt renews a lease at that instant, if it is not renewed earlier.
 func (rn *Renewer) renewAt(l *Lease, at clock.Instant) {
 	switch {
 	case l.place == 0 || l.task == wake:
 		return
 	case l.ready:
-		heap.Fix(&rn.ready, int(l.place-1)) // its time may end earlier now
+		rn.leases.fix(l) // its time may end earlier now
 		rn.arm()
 		return
 	case l.due < at:
@@ -157,35 +139,18 @@ func (rn *Renewer) Holds(l *Lease) {
 	rn.push(l)
 }
 
-// Forget does nothing more for a lease.
+// Forget does nothing more for a lease, unless it is being released.
 func (rn *Renewer) Forget(l *Lease) {
 	rn.mu.Lock()
 	defer rn.mu.Unlock()
-	rn.drop(l)
-}
-
-func (rn *Renewer) drop(l *Lease) {
-	if l.place != 0 {
-		heap.Remove(rn.heapOf(l), int(l.place-1))
-		l.ready = false
+	if l.task != release {
+		rn.leases.drop(l)
 	}
 }
 
-func (rn *Renewer) heapOf(l *Lease) heap.Interface {
-	if l.ready {
-		return &rn.ready
-	}
-	return &rn.later
-}
-
-// push puts l among those that are due later, where its due time belongs.
+// push has l called when it is due.
 func (rn *Renewer) push(l *Lease) {
-	if l.place != 0 && !l.ready {
-		heap.Fix(&rn.later, int(l.place-1))
-	} else {
-		rn.drop(l)
-		heap.Push(&rn.later, l)
-	}
+	rn.leases.put(l)
 	rn.arm()
 }
 
@@ -193,11 +158,11 @@ func (rn *Renewer) push(l *Lease) {
 // seldom lives for half its TTL.
 func (rn *Renewer) arm() {
 	next := clock.Never
-	if len(rn.later.leases) > 0 {
-		next = rn.later.leases[0].next()
+	if l := rn.leases.firstLater(); l != nil {
+		next = l.next()
 	}
-	if len(rn.ready.leases) > 0 {
-		next = min(next, rn.ready.leases[0].Until(), rn.senders.nextHang())
+	if l := rn.leases.firstReady(); l != nil {
+		next = min(next, l.Until(), rn.senders.nextHang())
 	}
 	if next == clock.Never || rn.armed != 0 && rn.armed <= next {
 		return
@@ -215,9 +180,11 @@ func (rn *Renewer) arm() {
 func (rn *Renewer) fire() {
 	rn.mu.Lock()
 	now := clock.Now()
-	over := rn.endReady(now)
-	for len(rn.later.leases) > 0 {
-		l := rn.later.leases[0]
+	var over []func()
+	for l := rn.leases.firstReady(); l != nil && l.Until() <= now; l = rn.leases.firstReady() {
+		over = rn.end(l, over)
+	}
+	for l := rn.leases.firstLater(); l != nil; l = rn.leases.firstLater() {
 		// What falls due soon shares the round trip.
 		soon := now
 		if !l.exact {
@@ -230,11 +197,9 @@ func (rn *Renewer) fire() {
 			over = rn.end(l, over)
 			continue
 		}
-		rn.drop(l)
-		l.ready = true
-		heap.Push(&rn.ready, l)
+		rn.leases.makeReady(l)
 	}
-	more := rn.senders.start(now, len(rn.ready.leases), rn.maxSenders())
+	more := rn.senders.start(now, rn.leases.ready.Len(), rn.node.maxSenders())
 	rn.armed = 0
 	rn.arm()
 	rn.mu.Unlock()
@@ -247,17 +212,9 @@ func (rn *Renewer) fire() {
 	}
 }
 
-// endReady ends those that are ready and whose time was over before a sender took them.
-func (rn *Renewer) endReady(now clock.Instant) (over []func()) {
-	for len(rn.ready.leases) > 0 && rn.ready.leases[0].Until() <= now {
-		over = rn.end(rn.ready.leases[0], over)
-	}
-	return over
-}
-
 // end takes out l, whose time is over, and adds what tells its owner. An id that was to be released has ended by itself.
 func (rn *Renewer) end(l *Lease, over []func()) []func() {
-	rn.drop(l)
+	rn.leases.drop(l)
 	switch l.task {
 	case release:
 		return over
@@ -305,31 +262,34 @@ func (rn *Renewer) take(self *sender) (due, hung []*Lease, behind *backlog) {
 	defer rn.mu.Unlock()
 	now := clock.Now()
 	self.hangs = clock.Always
-	if rn.senders.working(now) >= rn.maxSenders() { // others have taken its place, because it seemed to hang
+	if rn.senders.working(now) >= rn.node.maxSenders() { // others have taken its place, because it seemed to hang
 		delete(rn.senders, self)
 		return nil, nil, nil
 	}
 	self.hangs = clock.Never
-	for len(due)+len(hung) < batch && len(rn.ready.leases) > 0 {
-		l := rn.ready.leases[0]
-		if behind == nil && rn.isBehind(l, now) {
-			behind = &backlog{l, len(rn.ready.leases), time.Duration(l.Until() - now)}
+	for len(due)+len(hung) < batch {
+		l, ready := rn.leases.firstReady(), rn.leases.ready.Len()
+		if l == nil {
+			break
 		}
-		rn.drop(l)
+		if behind == nil && l.isBehind(now) {
+			behind = &backlog{l, ready, time.Duration(l.Until() - now)}
+		}
+		rn.leases.drop(l)
 		if l.task == release && l.Until() <= now {
 			continue // it has ended by itself
 		}
-		if len(rn.ready.leases) >= batch && l.Until() < now.Add(min(rn.took, 2*l.retryAfter())) {
+		if ready > batch && l.Until() < now.Add(min(rn.took, 2*l.retryAfter())) {
 			// The answer would come too late, and others can still be renewed in time.
 			l.due, l.exact = clock.Never, true
-			heap.Push(&rn.later, l)
+			rn.leases.put(l)
 			continue
 		}
 		// Should the call hang, another one is made, on another connection.
 		again := now.Add(2 * l.retryAfter())
 		self.hangs = min(self.hangs, again)
 		l.due, l.exact = again, true
-		heap.Push(&rn.later, l)
+		rn.leases.put(l)
 		if l.called && rn.node.sharded {
 			hung = append(hung, l)
 			continue
@@ -342,12 +302,6 @@ func (rn *Renewer) take(self *sender) (due, hung []*Lease, behind *backlog) {
 	}
 	rn.arm()
 	return due, hung, behind
-}
-
-// isBehind reports whether a renewal of l is so late that it may fail.
-func (rn *Renewer) isBehind(l *Lease, now clock.Instant) bool {
-	ttl := l.terms().TTL
-	return l.task != release && l.raise == 0 && l.due.Add(ttl/8) < now && l.Until() < now.Add(ttl/4)
 }
 
 // A backlog is that so many calls are due, and the first lease among them ends soon.
@@ -367,7 +321,9 @@ func (b *backlog) log() {
 // call renews or releases leases.
 func (rn *Renewer) call(due []*Lease) {
 	start := clock.Now()
-	calls, limit := rn.calls(due)
+	rn.mu.Lock()
+	calls, limit := callsFor(due)
+	rn.mu.Unlock()
 	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(limit-start))
 	defer cancel()
 	rn.node.runAll(ctx, calls)
@@ -390,10 +346,8 @@ func (rn *Renewer) call(due []*Lease) {
 	}
 }
 
-// calls returns the call for each of due, and when the last of them is of no use any more.
-func (rn *Renewer) calls(due []*Lease) (calls []*call, limit clock.Instant) {
-	rn.mu.Lock()
-	defer rn.mu.Unlock()
+// callsFor returns the call for each of due, and when the last of them is of no use any more.
+func callsFor(due []*Lease) (calls []*call, limit clock.Instant) {
 	calls = make([]*call, len(due))
 	all := make([]call, len(due))
 	limit = due[0].Until()
@@ -461,10 +415,10 @@ func (rn *Renewer) update(c *call, sent clock.Instant) (tell func()) {
 		rn.push(l)
 		return nil
 	case l.task == release:
-		rn.drop(l)
+		rn.leases.drop(l)
 		return nil
 	case r.Status != script.Granted && r.Status != script.Waiting:
-		rn.drop(l)
+		rn.leases.drop(l)
 		why := ErrGone
 		if r.Status == script.Foreign {
 			why = lockerr.Foreign(r.Data)
@@ -481,42 +435,4 @@ func (rn *Renewer) update(c *call, sent clock.Instant) (tell func()) {
 	}
 	rn.push(l)
 	return func() { l.owner.OnRenewed(sent, r) }
-}
-
-// leases is what the two heaps have in common.
-type leases []*Lease
-
-func (h leases) Len() int { return len(h) }
-func (h leases) Swap(i, j int) {
-	h[i], h[j] = h[j], h[i]
-	h[i].place, h[j].place = int32(i+1), int32(j+1)
-}
-func (h *leases) Push(x any) {
-	l := x.(*Lease)
-	*h = append(*h, l)
-	l.place = int32(len(*h))
-}
-func (h *leases) Pop() any {
-	last := len(*h) - 1
-	l := (*h)[last]
-	(*h)[last] = nil
-	*h = (*h)[:last]
-	l.place = 0
-	return l
-}
-
-// byNext puts those first for which something is to be done first.
-type byNext struct{ leases }
-
-func (h byNext) Less(i, j int) bool { return h.leases[i].next() < h.leases[j].next() }
-
-// byEnd puts those first whose lease ends first, and releases last: their leases end without that.
-type byEnd struct{ leases }
-
-func (h byEnd) Less(i, j int) bool {
-	a, b := h.leases[i], h.leases[j]
-	if (a.task == release) != (b.task == release) {
-		return b.task == release
-	}
-	return a.Until() < b.Until()
 }

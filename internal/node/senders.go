@@ -18,7 +18,7 @@ type senders map[*sender]struct{}
 // A sender makes one call after the other while anything is ready.
 type sender struct{ hangs clock.Instant }
 
-func (rn *Renewer) maxSenders() int { return min(maxSenders, rn.node.Limiter.calls) }
+func (n *Node) maxSenders() int { return min(maxSenders, n.Limiter.calls) }
 
 // start returns the senders to be started for so many that are ready.
 func (ss *senders) start(now clock.Instant, ready, most int) (more []*sender) {

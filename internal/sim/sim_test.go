@@ -21,7 +21,7 @@ import (
 
 var (
 	seed  = flag.Uint64("sim.seed", 1, "seed of the eras")
-	hours = flag.Float64("sim.hours", 0, "how many hours to simulate; 0: 3, with -short or the race detector 1")
+	hours = flag.Float64("sim.hours", 1, "how many hours to simulate")
 	only  = flag.Int("sim.era", -1, "simulate only the era of this number")
 )
 
@@ -43,12 +43,6 @@ func (silence) Printf(context.Context, string, ...any) {}
 // others, so there are fewer of them.
 func TestSimulation(t *testing.T) {
 	redistest.MiniLocks(t)
-	if *hours == 0 {
-		*hours = 3
-		if raceEnabled || testing.Short() {
-			*hours = 1
-		}
-	}
 	eras := int(*hours * float64(time.Hour) / float64(eraLength))
 	first := 0
 	if *only >= 0 {

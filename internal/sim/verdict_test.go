@@ -88,6 +88,7 @@ func (e *era) informed(ops []history.Op) {
 		explained := a.orphan // its context had ended with its parent, so the loss was not observed
 		for _, loss := range e.losses {
 			if a.asked > loss.at || end < loss.at {
+				explained = explained || end < loss.at && loss.at <= a.unlocked // the unlock was under way
 				continue
 			}
 			inTime := end <= loss.at+int64(a.ttl/2+renewal)

@@ -40,10 +40,11 @@ type attempt struct {
 	span      *history.Span
 	asked     int64
 	got       int64
-	foiled    bool // canceled as another lock was unlocked
-	confirmed bool // its unlock was confirmed: it was held to the end
-	lost      bool // its unlock returned ErrLockLost
-	orphan    bool // its context had ended with its parent before the unlock
+	foiled    bool  // canceled as another lock was unlocked
+	confirmed bool  // its unlock was confirmed: it was held to the end
+	lost      bool  // its unlock returned ErrLockLost
+	unlocked  int64 // when that was
+	orphan    bool  // its context had ended with its parent before the unlock
 	over      bool
 }
 
@@ -301,7 +302,7 @@ func (w *worker) unlock(a *attempt, l *redismutex.Lock) {
 			a.confirmed = true
 			a.span.Freed()
 		case errors.Is(err, redismutex.ErrLockLost):
-			a.lost = true
+			a.lost, a.unlocked = true, w.clock()
 		case errors.Is(err, redismutex.ErrRedis) && w.fails():
 		case ctx.Err() != nil && errors.Is(err, ctx.Err()):
 		default:

@@ -1,0 +1,104 @@
+package acquisition
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/redismutex/redismutex/internal/clock"
+	"github.com/redismutex/redismutex/internal/lockerr"
+	"github.com/redismutex/redismutex/internal/node"
+	"github.com/redismutex/redismutex/internal/script"
+)
+
+// OneNode is an acquisition over one node, which decides alone. The caller waits for it for as long as its context lasts.
+type oneNode Acquisition
+
+func (n *oneNode) acquire(ctx context.Context) error {
+	n.parts[0].acquire(ctx)
+	return (*Acquisition)(n).wait(ctx)
+}
+
+func (n *oneNode) decide() {
+	a, p := (*Acquisition)(n), n.parts[0]
+	n.queued = n.queued || p.in && !n.try
+	switch {
+	case p.in && p.granted && p.Until() < a.soon():
+		p.Look()
+	case p.in && p.granted:
+		a.grant(p.token)
+	case p.in, p.why == nil, isRetried(p.why) && !n.try:
+	case !n.queued, isFinal(p.why):
+		a.abandon()
+	}
+}
+
+func (n *oneNode) heldSince(clock.Instant) bool { return n.parts[0].counts() }
+
+func (n *oneNode) release(ctx context.Context) (t tally) {
+	if p := n.parts[0]; p.in {
+		t.add(p.release(ctx))
+	}
+	return t
+}
+
+func (n *oneNode) collect(ctx context.Context, t *tally, open map[*part]bool, votes <-chan vote) {
+	for p := range open {
+		select {
+		case v := <-votes:
+			t.add(v)
+		case <-ctx.Done():
+			t.add(vote{part: p, err: node.ErrInterrupted})
+		}
+	}
+}
+
+func (n *oneNode) onAsk(*part)                                 {}
+func (n *oneNode) onAnswer(*part, clock.Instant, int64, error) {}
+func (n *oneNode) onGranted(*part, clock.Instant)              {}
+func (n *oneNode) onAcquired(clock.Instant)                    {}
+
+func (n *oneNode) onLate(p *part, r script.Reply, _ error) {
+	p.leaveMailbox()
+	if p.Tombstone || r.Status == script.Granted || r.Status == script.Waiting {
+		p.node.Renewer.Release(&p.Lease)
+	}
+}
+
+// onTimeout asks again: an acquire has failed a moment ago.
+func (n *oneNode) onTimeout(p *part) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if p.active() && !p.in && !n.try {
+		go p.acquire(context.Background())
+	}
+}
+
+// down is always nil: nobody else can grant the lock.
+func (n *oneNode) down(*part) error { return nil }
+
+func (n *oneNode) id() string { return n.parts[0].ID.(string) }
+func (n *oneNode) score() any { return nil }
+
+func (n *oneNode) explainRefusal() error {
+	key, why := n.Keys.Name(), n.parts[0].why
+	if why == lockerr.ErrLock {
+		return fmt.Errorf("%w: %q", lockerr.ErrLock, key)
+	}
+	return lockerr.Doing("lock", key, why)
+}
+
+func (n *oneNode) explainLoss(why error) error { return n.parts[0].withCause(why) }
+
+func (n *oneNode) explainTally(ctx context.Context, t tally, call, _ string) error {
+	key, why := n.Keys.Name(), lockerr.Redis(errors.New("the answer makes no sense"))
+	if len(t.errs) > 0 {
+		why = t.errs[0].err
+	}
+	if why == node.ErrInterrupted {
+		return lockerr.Ended(ctx, key)
+	}
+	return lockerr.Doing(call, key, why)
+}
+
+func (n *oneNode) onNode(_ *part, err error) error { return err }

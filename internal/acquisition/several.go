@@ -1,0 +1,540 @@
+package acquisition
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/redismutex/redismutex/internal/clock"
+	"github.com/redismutex/redismutex/internal/lockerr"
+	"github.com/redismutex/redismutex/internal/node"
+	"github.com/redismutex/redismutex/internal/quorum"
+	"github.com/redismutex/redismutex/internal/script"
+	"golang.org/x/sync/semaphore"
+)
+
+// SeveralNodes is an acquisition over several nodes, of which a majority decides. Each is waited for no longer than the
+// node time-out; one that is down is not waited for at all.
+type severalNodes struct {
+	*Acquisition
+
+	rank  any       // its place in the queue of every node, a string, as scripts take it
+	name  string    // its id, once it is granted
+	votes chan vote // takes the answers to releases; nil: nobody waits for them
+
+	unanswered atomic.Int32 // how many nodes have to answer before the next request is made; less than 1: it has been
+
+	grantedAt clock.Instant
+	since     []clock.Instant // when each node was acquired, if that was after the grant
+}
+
+func newSeveralNodes(a *Acquisition) *severalNodes {
+	n := len(a.Config.Nodes)
+	s := &severalNodes{
+		Acquisition: a,
+		rank:        script.Score(max(1, a.Config.Ranks.Next()-a.age().Microseconds()), a.Config.first(a.write)),
+		since:       slices.Repeat([]clock.Instant{clock.Always}, n),
+	}
+	a.parts = make([]*part, n)
+	for i := range a.parts {
+		a.parts[i] = new(part).init(a, i)
+	}
+	return s
+}
+
+func (s *severalNodes) id() string { return s.name }
+func (s *severalNodes) score() any { return s.rank }
+
+func (s *severalNodes) acquire(ctx context.Context) error {
+	if err := s.askEach(ctx); err != nil {
+		return err
+	}
+	defer s.answeredAll()
+	return s.wait(ctx)
+}
+
+// askEach asks every node, side by side. It returns an error if ctx ends before the request may be made, or if the
+// requests in front have shown that no majority answers.
+//
+// As many requests are under way as the first node has connections; the next is made when a majority has answered.
+func (s *severalNodes) askEach(ctx context.Context) error {
+	requests := s.requests()
+	waited := !requests.TryAcquire(1)
+	if waited && requests.Acquire(ctx, 1) != nil {
+		return lockerr.Ended(ctx, s.Keys.Name())
+	}
+	up, majority := 0, quorum.Majority(len(s.parts))
+	down := make([]error, len(s.parts))
+	for i, p := range s.parts {
+		if down[i] = p.node.Health.Down(); down[i] == nil {
+			up++
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if waited && up < majority {
+		requests.Release(1)
+		for i, p := range s.parts {
+			p.why = down[i]
+		}
+		s.state = abandoned
+		return s.explainRefusal()
+	}
+	s.unanswered.Store(int32(majority))
+	for i, p := range s.parts {
+		// Nodes that are down are skipped, unless nothing can be decided without them.
+		if down[i] == nil || up < majority {
+			p.node.Go(func() {
+				p.acquire(context.Background())
+				s.answered()
+			})
+			continue
+		}
+		p.why = down[i]
+		s.ping(p)
+		if !s.try {
+			p.acquireLater()
+		}
+	}
+	return nil
+}
+
+// requests bounds the requests that are under way.
+func (s *severalNodes) requests() *semaphore.Weighted { return s.Config.Nodes[0].Requests }
+
+// answered notes that a node has answered. When a majority has, the next request may be made.
+func (s *severalNodes) answered() {
+	if s.unanswered.Add(-1) == 0 {
+		s.requests().Release(1)
+	}
+}
+
+// answeredAll lets the next request be made, if answered has not done so.
+func (s *severalNodes) answeredAll() {
+	if s.unanswered.Swap(-int32(len(s.parts))) > 0 {
+		s.requests().Release(1)
+	}
+}
+
+func (s *severalNodes) decide() {
+	// With little trust left a grant does not count yet: it is renewed first.
+	soon := s.soon()
+	c := s.count(soon)
+	n := len(s.parts)
+	s.queued = s.queued || !s.try && quorum.Decide(n, c.in, c.failed) == quorum.Yes
+	switch {
+	case quorum.Decide(n, c.granted, 0) == quorum.Yes:
+		s.agreeOnToken(soon, c.highest)
+	case quorum.Decide(n, c.in, c.failed) == quorum.No && !s.queued && s.isClear(c),
+		quorum.Decide(n, 0, c.final) == quorum.No:
+		s.abandon()
+	case !c.open && c.granted > 0:
+		// Others may have the other nodes, and wait for these.
+		for _, p := range s.parts {
+			if p.in && p.granted && !p.checked {
+				p.checked = true
+				p.node.Renewer.RenewOften(&p.Lease)
+			}
+		}
+	}
+}
+
+// A count is how the nodes stand towards a request.
+type count struct {
+	granted int    // how many have granted it, with trust to spare
+	highest uint64 // the highest fencing token of these
+	in      int    // how many have granted it or put it into the queue
+	replied int    // how many of the rest have refused a try, and of in
+	failed  int    // how many have refused or failed
+	final   int    // how many of these will not grant it later either
+	open    bool   // some have not answered
+}
+
+// count counts. A grant that is trusted until soon at the most does not count yet: it is renewed first.
+func (s *severalNodes) count(soon clock.Instant) (c count) {
+	for _, p := range s.parts {
+		if p.hasReplied() {
+			c.replied++
+		}
+		switch {
+		case p.in && p.granted && p.Until() < soon:
+			c.in++
+			p.Look()
+		case p.in:
+			c.in++
+			if p.granted {
+				c.granted++
+				c.highest = max(c.highest, p.token)
+			}
+		case p.why == nil, isRetried(p.why) && !s.try:
+			c.open = true
+		default:
+			c.failed++
+			if isFinal(p.why) {
+				c.final++
+			}
+		}
+	}
+	return c
+}
+
+// isClear reports whether it is clear why a request is refused: a majority has replied to a try, or no other node may
+// still answer.
+func (s *severalNodes) isClear(c count) bool {
+	return !s.try || !c.open || c.replied >= quorum.Majority(len(s.parts))
+}
+
+// agreeOnToken grants the lock if a majority of the nodes that granted it have the same fencing token. Else it has those
+// with a lower one than the highest raise it: they do so only while the lock holds them, or the proof would fail.
+//
+// The proof that a token is greater than every one before it: two majorities share a node that granted both locks. There
+// the later lock was granted after the earlier one had ended, hence after that had a token no lower than the earlier
+// lock's, and so the node gave it a greater one; and the later lock's token is no lower than what any node of its majority
+// gave it.
+func (s *severalNodes) agreeOnToken(soon clock.Instant, highest uint64) {
+	for _, p := range s.parts {
+		same := 0
+		for _, other := range s.parts {
+			if other.in && other.granted && other.Until() >= soon && other.token == p.token {
+				same++
+			}
+		}
+		if same >= quorum.Majority(len(s.parts)) {
+			s.grantedAt, s.name = clock.Now(), s.parts[0].ID.(string)
+			s.grant(p.token)
+			return
+		}
+	}
+	for _, p := range s.parts {
+		if p.in && p.granted && p.token < highest {
+			p.node.Renewer.Raise(&p.Lease, highest)
+		}
+	}
+}
+
+// heldSince does not count a node that was acquired again in between. If several nodes lose their data at once, and the
+// client learns of one after the other, each may have been acquired again by then; but another client may have held them
+// all meanwhile.
+func (s *severalNodes) heldSince(from clock.Instant) bool {
+	n := 0
+	for i, p := range s.parts {
+		if p.counts() && s.since[i] <= max(from, s.grantedAt) {
+			n++
+		}
+	}
+	return n >= quorum.Majority(len(s.parts))
+}
+
+func (s *severalNodes) onGranted(p *part, sent clock.Instant) {
+	if s.isAfterGrant(sent) {
+		s.since[p.index()] = clock.Now()
+	}
+}
+
+// onAcquired renews the lock on all nodes at once: should they fail one after the other, it is known of each that it held
+// the lock when the last one came back.
+func (s *severalNodes) onAcquired(sent clock.Instant) {
+	if !s.isAfterGrant(sent) {
+		return
+	}
+	for _, p := range s.parts {
+		if p.counts() {
+			p.Look()
+		}
+	}
+}
+
+// isAfterGrant reports whether a call that was sent at that instant was sent after the lock had become a held one.
+func (s *severalNodes) isAfterGrant(sent clock.Instant) bool {
+	return s.state == held && sent > s.grantedAt
+}
+
+// Health.
+
+// onAsk has the renewer wake p when the node time-out is over.
+func (s *severalNodes) onAsk(p *part) {
+	p.node.Renewer.Wake(&p.Lease, clock.Now().Add(s.Config.Timeout))
+}
+
+func (s *severalNodes) onTimeout(p *part) {
+	var n news
+	timedOut, sent, asked := false, clock.Instant(p.sent.Load()), p.Until().Add(-s.Config.Timeout)
+	if sent != clock.Always {
+		asked = sent
+	}
+	s.mu.Lock()
+	switch {
+	case p.asking:
+		if overdue := p.node.Health.Overdue(asked, sent, s.Config.Timeout); overdue > clock.Now() {
+			p.node.Renewer.Wake(&p.Lease, overdue)
+			break
+		}
+		p.asking, p.Tombstone, timedOut = false, true, true
+		if p.active() {
+			n = p.fail(s.noAnswer())
+		} else {
+			s.onLate(p, script.Reply{}, s.noAnswer())
+		}
+	case !p.active() || p.in || s.try:
+	case p.node.Health.Down() == nil:
+		go p.acquire(context.Background())
+	default:
+		s.ping(p)
+		p.acquireLater()
+	}
+	s.mu.Unlock()
+	if timedOut {
+		s.onNoAnswer(p, asked)
+	}
+	n.tell()
+}
+
+// onAnswer takes what an answer says of the health of the node.
+func (s *severalNodes) onAnswer(p *part, sent clock.Instant, rank int64, err error) {
+	c := s.Config
+	c.Ranks.Saw(rank)
+	switch {
+	case err == nil:
+		if time.Duration(clock.Now()-sent) < c.Timeout {
+			p.node.Health.MarkUp()
+		}
+	case errors.Is(err, lockerr.ErrNotLock), lockerr.Has(err, lockerr.Full), lockerr.Has(err, lockerr.NoConnection),
+		err == node.ErrInterrupted:
+	case lockerr.Has(err, lockerr.Deadline) && p.node.Health.HeardSince(sent): // the call may have waited in the client
+	case p.node.Health.MarkDown(err):
+		c.Log.Error(s.Keys.Name(), "a node is down; it is tried again in the background", s.onNode(p, err))
+	}
+}
+
+// onNoAnswer takes it that a call that was sent at that instant has not been answered within the node time-out. The
+// node is down if it has not answered any other call since.
+func (s *severalNodes) onNoAnswer(p *part, sent clock.Instant) {
+	if !p.node.Health.HeardSince(sent) {
+		s.onAnswer(p, clock.Now(), 0, s.noAnswer())
+	}
+}
+
+func (s *severalNodes) down(p *part) error { return p.node.Health.Down() }
+
+// ping asks a node that is down, when that is due, whether it is up: it renews an id there that does not hold.
+func (s *severalNodes) ping(p *part) {
+	if !p.node.Health.Retry() {
+		return
+	}
+	c := p.Participant().RenewWriter()
+	p.node.Go(func() {
+		sent := clock.Now()
+		_, err := p.node.Run(context.Background(), s.Config.TTL, c)
+		s.onAnswer(p, sent, 0, err)
+	})
+}
+
+// noAnswer is the error of a node that has not answered within the node time-out.
+func (s *severalNodes) noAnswer() error {
+	return lockerr.Redis(fmt.Errorf("no answer within %v", s.Config.Timeout))
+}
+
+// A score is the place of a part in the queue of its node, as an argument of a command. go-redis marshals it when it
+// writes the command to a connection: with that the node time-out starts, not while a connection is set up. A command that
+// go-redis sends again starts it again.
+type score part
+
+// MarshalBinary implements [encoding.BinaryMarshaler].
+func (s *score) MarshalBinary() ([]byte, error) {
+	s.sent.Store(int64(clock.Now()))
+	return []byte(s.String()), nil
+}
+
+func (s *score) String() string { return s.acq.nodes.score().(string) }
+
+// Release.
+
+func (s *severalNodes) release(ctx context.Context) (t tally) {
+	s.mu.Lock()
+	up := 0
+	for _, p := range s.parts {
+		if p.in && p.node.Health.Down() == nil {
+			up++
+		}
+	}
+	tooFew := up < quorum.Majority(len(s.parts)) // to confirm it: nodes that are down may be back
+	open := map[*part]bool{}
+	s.votes = make(chan vote, 2*len(s.parts)) // also for parts that were replaced while they were asking
+	for _, p := range s.parts {
+		down := p.node.Health.Down()
+		switch {
+		case p.asking && down == nil:
+			open[p] = true
+		case p.asking: // it is released when that is answered, or has taken too long
+		case p.in && down != nil && !tooFew:
+			p.leaveMailbox()
+			p.node.Renewer.Release(&p.Lease)
+			t.add(vote{part: p, err: down})
+		case p.in:
+			open[p] = true
+			s.releaseAside(p)
+		default:
+			p.leaveMailbox()
+			p.node.Renewer.Forget(&p.Lease)
+		}
+	}
+	s.mu.Unlock()
+	s.collect(ctx, &t, open, s.votes)
+	return t
+}
+
+// releaseAside releases p on another goroutine, and votes if votes are counted. The mutex is held.
+func (s *severalNodes) releaseAside(p *part) {
+	p.leaveMailbox()
+	votes := s.votes
+	if votes == nil {
+		p.node.Renewer.Release(&p.Lease)
+		return
+	}
+	p.sent.Store(int64(clock.Always)) // the release has not been written yet
+	p.node.Go(func() { votes <- p.release(context.Background()) })
+}
+
+func (s *severalNodes) onLate(p *part, r script.Reply, err error) {
+	switch {
+	case p.Tombstone && err != nil: // nobody waits for a node that does not answer
+		p.node.Renewer.Release(&p.Lease)
+	case p.Tombstone, r.Status == script.Granted, r.Status == script.Waiting:
+		s.releaseAside(p)
+		return
+	default:
+		err = nil
+	}
+	p.leaveMailbox()
+	if s.votes != nil {
+		s.votes <- p.releaseVote(r, err)
+	}
+}
+
+// collect waits for each node no longer than the node time-out, counted from when its call was sent.
+func (s *severalNodes) collect(ctx context.Context, t *tally, open map[*part]bool, votes <-chan vote) {
+	asked := clock.Now()
+	timeout := time.NewTimer(s.Config.Timeout)
+	defer timeout.Stop()
+	for len(open) > 0 {
+		select {
+		case v := <-votes:
+			if !open[v.part] {
+				continue // it came too late
+			}
+			delete(open, v.part)
+			s.onAnswer(v.part, clock.Now(), v.rank, v.err)
+			t.add(v)
+		case <-ctx.Done():
+			for p := range open {
+				t.add(vote{part: p, err: node.ErrInterrupted})
+			}
+			return
+		case <-timeout.C:
+			next := clock.Never
+			for p := range open {
+				sent := clock.Instant(p.sent.Load())
+				if overdue := p.node.Health.Overdue(asked, sent, s.Config.Timeout); overdue > clock.Now() {
+					next = min(next, overdue)
+					continue
+				}
+				delete(open, p)
+				s.onNoAnswer(p, max(asked, sent))
+				t.add(vote{part: p, err: s.noAnswer()})
+			}
+			timeout.Reset(time.Duration(next - clock.Now()))
+		}
+	}
+}
+
+// Errors.
+
+func (s *severalNodes) explainRefusal() error {
+	return fmt.Errorf("redismutex: lock %q: %w", s.Keys.Name(), s.explainNodes("have granted it"))
+}
+
+func (s *severalNodes) explainLoss(error) error { return s.explainNodes("hold it") }
+
+func (s *severalNodes) explainTally(ctx context.Context, t tally, call, done string) error {
+	format, args := "redismutex: %s %q: %d of %d nodes %s", []any{call, s.Keys.Name(), t.yes, len(s.parts), done}
+	failed, foreign := 0, 0
+	for _, v := range t.errs {
+		if errors.Is(v.err, lockerr.ErrNotLock) {
+			foreign++
+		} else {
+			failed++
+		}
+	}
+	mostForeign := quorum.Decide(len(s.parts), 0, foreign) == quorum.No
+	for _, v := range t.errs {
+		if v.err == node.ErrInterrupted {
+			return lockerr.Ended(ctx, s.Keys.Name())
+		}
+		why := v.err
+		if is := errors.Is(why, lockerr.ErrNotLock); is && failed > 0 && !mostForeign || !is && mostForeign {
+			why = lockerr.Demote(why) // the error matches one kind
+		}
+		format += "; %s: %w"
+		args = append(args, v.part.nodeName(), why)
+	}
+	err := fmt.Errorf(format, args...)
+	if len(t.errs) == 0 {
+		return lockerr.Redis(err) // the nodes answer, but make no sense
+	}
+	return err
+}
+
+// explainNodes names the nodes that do not count, and why. The mutex is held.
+func (s *severalNodes) explainNodes(what string) error {
+	n, replied, foreign := 0, 0, 0
+	for _, p := range s.parts {
+		if p.counts() {
+			n++
+		}
+		if p.hasReplied() {
+			replied++
+		}
+		if errors.Is(p.why, lockerr.ErrNotLock) {
+			foreign++
+		}
+	}
+	mostForeign := quorum.Decide(len(s.parts), 0, foreign) == quorum.No
+	majority := quorum.Majority(len(s.parts))
+	format, args := "%s", []any{fmt.Sprintf("%d of %d nodes %s, %d needed", n, len(s.parts), what, majority)}
+	for _, p := range s.parts {
+		if p.counts() {
+			continue
+		}
+		why := p.why
+		if p.in && !p.granted {
+			why = errors.New("it is held by others, and the request waits")
+		} else if why == nil {
+			why = errors.New("it has not answered yet")
+		}
+		if mostForeign || replied >= majority {
+			why = lockerr.DemoteRedis(why)
+		}
+		if is := errors.Is(why, lockerr.ErrNotLock); is && !mostForeign || why == lockerr.ErrLock && mostForeign {
+			why = lockerr.Demote(why)
+		}
+		format += "; %s: %w"
+		args = append(args, p.nodeName(), why)
+	}
+	return fmt.Errorf(format, args...)
+}
+
+// onNode adds the name of the node to an error.
+func (s *severalNodes) onNode(p *part, err error) error {
+	return fmt.Errorf("%s: %w", p.nodeName(), err)
+}
+
+// nodeName is the name of p's node in errors and in the log.
+func (p *part) nodeName() string {
+	if p.node.Addr == "" {
+		return fmt.Sprintf("node %d", p.index()+1)
+	}
+	return fmt.Sprintf("node %d (%s)", p.index()+1, p.node.Addr)
+}
