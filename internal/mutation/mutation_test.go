@@ -82,7 +82,8 @@ var mutants = []mutant{
 	{"an age counts on a clock that was set back", "lua/lib/place.lua", " and highest < class + us + AHEAD then", " then", ofScripts("TestAgeDoesNotCountOnAClockThatWasSetBack")},
 	{"an age overtakes whoever ranks before it", "lua/lib/acquire.lua", "		behind = precedes(place)\n", "		behind = false\n", model},
 	{"a resent acquire takes another place", "lua/lib/acquire.lua", "call('ZSCORE', INTENTS, KIND .. ID) or place", "place", ofScripts("TestResentAcquireKeepsItsPlace")},
-	{"a waiter goes behind those that rank after it", "lua/fast/join.lua", " and at > tonumber(back[2])", "", model},
+	{"a reader joins behind those that rank after it", "lua/fast/join.lua", "held == 'string' or at > last and call", "held == 'string' or call", model},
+	{"a waiter in the middle watches the last one", "lua/fast/join.lua", "at > last and math.max(leases[1] - now, 0) or in_front(call('ZRANK', INTENTS, KIND .. ID))", "math.max(leases[1] - now, 0)", model},
 	{"the age is not sent", "internal/script/command.go", "if p.Score == nil && age >= time.Microsecond {", "if false {", model},
 	{"the rank of a quorum has no age", "internal/acquisition/several.go", "Ranks.Next()-a.age().Microseconds()", "Ranks.Next()", checker{"./internal/acquisition", "^TestRankOverSeveralNodesAllowsForTheAge$", nil}},
 

@@ -60,6 +60,9 @@ func TestHotScriptsRunFewCommands(t *testing.T) {
 		}
 		costs("a writer joins the queue", 15, acquire(next, script.Waiting))
 		rc.ZIncrBy(context.Background(), keys.Leases(), -1000, next.id) // a second ago
+		old := s.oldWriter(time.Hour)
+		costs("a writer joins at the head of the queue", 18, acquire(old, script.Waiting))
+		s.is(old.release(), script.Released)
 		costs("it is renewed", 13, func() { s.is(next.renew(), script.Waiting) })
 	}
 	for _, next := range queue {
