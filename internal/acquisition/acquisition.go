@@ -36,6 +36,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/redismutex/redismutex/internal/clock"
 	"github.com/redismutex/redismutex/internal/lockerr"
@@ -49,6 +50,7 @@ import (
 type Acquisition struct {
 	Config *Config
 	Keys   *script.Keys
+	Since  clock.Instant // when it was asked for; set before Init if it has waited in this process, else 0
 
 	token uint64       // set before it is held, and not changed afterwards
 	until atomic.Int64 // when trust in it ends
@@ -133,6 +135,14 @@ func (a *Acquisition) Init(c *Config, keys *script.Keys, write, try bool) {
 	}
 	a.array[0] = a.only.init(a, 0)
 	a.parts, a.nodes = a.array[:], (*oneNode)(a)
+}
+
+// age returns for how long a has been asked for. Its place in the queue is that of a request made so long ago.
+func (a *Acquisition) age() time.Duration {
+	if a.Since == 0 {
+		return 0
+	}
+	return time.Duration(clock.Now() - a.Since)
 }
 
 // ID returns the id under which the first node knew it, or was asked for it, when it was granted.

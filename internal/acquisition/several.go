@@ -35,7 +35,7 @@ func newSeveralNodes(a *Acquisition) *severalNodes {
 	n := len(a.Config.Nodes)
 	s := &severalNodes{
 		Acquisition: a,
-		rank:        script.Score(a.Config.Ranks.Next(), a.Config.first(a.write)),
+		rank:        script.Score(max(1, a.Config.Ranks.Next()-a.age().Microseconds()), a.Config.first(a.write)),
 		since:       slices.Repeat([]clock.Instant{clock.Always}, n),
 	}
 	a.parts = make([]*part, n)

@@ -77,6 +77,16 @@ var mutants = []mutant{
 
 	// Order, and no idle lock.
 	{"an acquire overtakes the waiters", "lua/lib/acquire.lua", "return more == 0 and not behind and (", "return more == 0 and (", model},
+	{"an age is ignored", "lua/lib/place.lua", "if age and highest", "if nil and highest", model},
+	{"an age leaves its class", "lua/lib/place.lua", "math.max(us - age, 1)", "us - age", model},
+	{"an age counts on a clock that was set back", "lua/lib/place.lua", " and highest < class + us + AHEAD then", " then", ofScripts("TestAgeDoesNotCountOnAClockThatWasSetBack")},
+	{"an age overtakes whoever ranks before it", "lua/lib/acquire.lua", "		behind = precedes(place)\n", "		behind = false\n", model},
+	{"a resent acquire takes another place", "lua/lib/acquire.lua", "call('ZSCORE', INTENTS, KIND .. ID) or place", "place", ofScripts("TestResentAcquireKeepsItsPlace")},
+	{"a reader joins behind those that rank after it", "lua/fast/join.lua", "held == 'string' or at > last and call", "held == 'string' or call", model},
+	{"a waiter in the middle watches the last one", "lua/fast/join.lua", "at > last and math.max(leases[1] - now, 0) or in_front(call('ZRANK', INTENTS, KIND .. ID))", "math.max(leases[1] - now, 0)", model},
+	{"the age is not sent", "internal/script/command.go", "if p.Score == nil && age >= time.Microsecond {", "if false {", model},
+	{"the rank of a quorum has no age", "internal/acquisition/several.go", "Ranks.Next()-a.age().Microseconds()", "Ranks.Next()", checker{"./internal/acquisition", "^TestRankOverSeveralNodesAllowsForTheAge$", nil}},
+
 	{"a renewal hands nothing on when a lease has ended", "lua/refresh.lua", "drop()\nhand_on()\n", "drop()\n", model},
 	{"a release hands nothing on", "lua/unlock.lua", "hand_on()\nif blocked then", "if blocked then", model},
 	{"a downgrade lets the next writer in between", "lua/refresh.lua", "	call('DEL', HOLDER)\n	call('SADD'", "	call('DEL', HOLDER)\n	held = 'none'\n	hand_on()\n	call('SADD'", model},
@@ -89,7 +99,11 @@ var mutants = []mutant{
 
 	// Tokens.
 	{"a token is not written back", "lua/lib/token.lua", "	call('SET', TOKEN, format('%d', last_token), 'PX', RETENTION)\n", "", model},
-	{"a token follows a counter that has fallen back", "lua/lib/last_token.lua", "math.max(us - last_token, last_token == 0 and FLOOR or 1)", "(last_token == 0 and us or 1)", ofScripts("TestTokensRiseAlthoughTheCounterFallsBack")},
+	{"a token follows a counter that has fallen back", "lua/lib/token.lua", "(last_token == 0 or not proposal) and us or 0", "last_token == 0 and us or 0", ofScripts("TestTokensRiseAlthoughTheCounterFallsBack")},
+	{"an acquire follows a counter that has fallen back", "lua/fast/lock.lua", "math.max(last_token + 1, us, FLOOR)", "last_token > 0 and last_token + 1 or us", ofScripts("TestTokensRiseAlthoughTheCounterFallsBack")},
+	{"a counter is recent for as long as a failover may take", "lua/lib/counter.lua", "local RECENT = 86399990", "local RECENT = 86390000", ofScripts("TestTokensRiseWhateverBecomesOfTheCounter")},
+	{"a counter that was set by the clock is not recent", "lua/fast/lock.lua", "call('SET', TOKEN, format('%d', token), 'PX', RETENTION)", "call('SET', TOKEN, format('%d', token), last_token > 0 and 'KEEPTTL' or 'PX', last_token == 0 and RETENTION or nil)", model},
+	{"a token is counted in foreign data", "lua/fast/lock.lua", "		call('INCRBY', TOKEN, '-1') -- foreign data is as it was\n", "", ofScripts("TestForeignDataLikeARecentCounterIsLeftAlone")},
 	{"a node does not raise its token", "lua/refresh.lua", "return standing(tonumber(ARGV[5]))", "return standing()", model},
 
 	// Messages.

@@ -39,12 +39,16 @@ func TestHotScriptsRunFewCommands(t *testing.T) {
 	s.is(fresh.acquire(), script.Granted) // the server learns the scripts and makes the counter
 	s.is(fresh.release(), script.Released)
 
-	w := s.writer()
-	costs("a writer acquires", 6, acquire(w, script.Granted))
-	costs("it releases", 3, release(w))
+	// The counter of tokens is recent, or not.
+	for life, most := range map[time.Duration]int{recent: 4, time.Hour: 6} {
+		rc.PExpire(context.Background(), keys.Token(), life)
+		w := s.writer()
+		costs("a writer acquires", most, acquire(w, script.Granted))
+		costs("it releases", 3, release(w))
+	}
 
 	// From writer to writer. The clock decides whether some of them do less.
-	w = s.writer()
+	w := s.writer()
 	s.is(w.acquire(), script.Granted)
 	var queue []*participant
 	for range 20 {
@@ -56,6 +60,9 @@ func TestHotScriptsRunFewCommands(t *testing.T) {
 		}
 		costs("a writer joins the queue", 15, acquire(next, script.Waiting))
 		rc.ZIncrBy(context.Background(), keys.Leases(), -1000, next.id) // a second ago
+		old := s.oldWriter(time.Hour)
+		costs("a writer joins at the head of the queue", 18, acquire(old, script.Waiting))
+		s.is(old.release(), script.Released)
 		costs("it is renewed", 13, func() { s.is(next.renew(), script.Waiting) })
 	}
 	for _, next := range queue {

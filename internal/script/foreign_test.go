@@ -32,6 +32,9 @@ func text(value string, ttl time.Duration) datum {
 	}}
 }
 
+// recent is the TTL of a counter that was set less than 10 ms ago, as long as the test runs.
+const recent = 25 * time.Hour
+
 var (
 	persisted = datum{"what was there, without its TTL", 0, nil}
 	data      = []datum{
@@ -57,6 +60,8 @@ var (
 		text("0x5AF3107A4000", time.Hour), text("01763000000000000", time.Hour), text(" 1763000000000000", time.Hour),
 		text("1763000000000000.5", time.Hour), text("9999999999999999", time.Hour), text("99999999999999999999", time.Hour),
 		text("inf", time.Hour), text("nan", time.Hour),
+		// With a TTL like that of a counter that was set a moment ago.
+		text("41", recent), text("-1763000000000000", recent), text("9999999999999999", recent), text("text", recent),
 	}
 )
 

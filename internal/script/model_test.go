@@ -190,8 +190,10 @@ func (g *rig) step(t *rapid.T) {
 		}
 		if g.quorum {
 			what += fmt.Sprintf(", rank %d", op.Rank)
+		} else if op.Age = g.age(); op.Age > 0 { // the same id may be sent again with another age
+			what += fmt.Sprintf(", %d µs ago", op.Age)
 		}
-		g.call(a, op, a.Acquire(op.Try, a.first), fmt.Sprintf("%s, class %d, ttl %d", what, op.Class, op.TTL))
+		g.call(a, op, a.Acquire(op.Try, a.first, time.Duration(op.Age)*time.Microsecond), fmt.Sprintf("%s, class %d, ttl %d", what, op.Class, op.TTL))
 	case "renew":
 		op.Verb = model.Renew
 		what := "renews as " + string(op.Kind)
@@ -257,6 +259,12 @@ func (g *rig) rank() int64 {
 	return rapid.SampledFrom([]int64{500_000_000_000_000, ahead}).Draw(g.t, "base") + rapid.Int64Range(1, 9).Draw(g.t, "rank")
 }
 
+// age returns how long a request has waited in its process, in µs: often not at all; about as long as steps take on a
+// real server, or in virtual time; for hours; for longer than there have been clocks.
+func (g *rig) age() int64 {
+	return rapid.SampledFrom([]int64{0, 0, 0, 0, 1, 700, 5000, 700_000, 1_600_000, 6_000_000, 3_600_000_000, math.MaxInt64 / 1000}).Draw(g.t, "age")
+}
+
 // holder returns the kind of the holder id, 0 if it does not hold.
 func (g *rig) holder(id string) model.Kind {
 	for _, p := range g.state.Holders {
@@ -287,7 +295,7 @@ func (g *rig) ends(now model.Time) (ends []int64) {
 // wait lets some time pass: a little, until something ends, or until all has ended.
 func (g *rig) wait() {
 	now := g.time()
-	d := rapid.SampledFrom([]int64{500, 1, 1500, 5000, 0, -1, -2, -3, -4, model.Retention + 1}).Draw(g.t, "ms")
+	d := rapid.SampledFrom([]int64{500, 1, 9, 1500, 5000, 0, -1, -2, -3, -4, model.Retention + 1}).Draw(g.t, "ms")
 	if ends := g.ends(now); d <= 0 && len(ends) > 0 {
 		d = ends[min(int(-d), len(ends)-1)] - int64(now)/1000
 		if g.blur == 0 {
@@ -431,6 +439,14 @@ func (g *rig) call(a *actor, op model.Op, c script.Command, what string) {
 	}
 
 	before, rests := g.state.At(now), g.found.rests(now)
+	if op.Age > 0 && b.ticks > 0 && slices.ContainsFunc(before.Queue, func(p model.Participant) bool { return b.sameRank(p.Rank, int64(now)-op.Age) }) {
+		g.over = true // a waiter may rank before it or behind it
+		return
+	}
+	if set := before.TokenEnds - model.Retention; b.ms > 0 && before.TokenEnds != 0 && b.sameMs(int64(now)/1000-set, model.Window) {
+		g.over = true // the token may be counted or read from the clock
+		return
+	}
 	var want model.Reply
 	if op.Verb == model.Acquire && rests.refuse(op, got.Status) {
 		// Its lease or its tombstone has ended, but what is left of it may still

@@ -53,6 +53,7 @@ type participant struct {
 	script.Participant
 	id        string
 	first     bool // it ranks before all waiters of the other kind
+	age       time.Duration
 	tombstone bool // its release leaves a tombstone
 }
 
@@ -104,11 +105,11 @@ func (p *participant) asReader() script.Participant {
 
 func (p *participant) acquire() script.Reply {
 	p.Helper()
-	return p.must(p.calls(p.Acquire(false, p.first)))
+	return p.must(p.calls(p.Acquire(false, p.first, p.age)))
 }
 func (p *participant) try() script.Reply {
 	p.Helper()
-	return p.must(p.calls(p.Acquire(true, p.first)))
+	return p.must(p.calls(p.Acquire(true, p.first, p.age)))
 }
 func (p *participant) renew() script.Reply      { p.Helper(); return p.must(p.calls(p.Renew(0))) }
 func (p *participant) renewAlone() script.Reply { p.Helper(); return p.must(p.calls(p.RenewWriter())) }
@@ -883,7 +884,7 @@ func TestBatchesAreMovedToTheEnd(t *testing.T) {
 // Promise 5: if the caller that moved a batch does not go on, the next script does.
 func TestNextScriptMovesTheRest(t *testing.T) {
 	for name, next := range map[string]func(s *server, holder, waiter *participant) script.Command{
-		"acquire":             func(s *server, _, _ *participant) script.Command { return s.reader().Acquire(false, false) },
+		"acquire":             func(s *server, _, _ *participant) script.Command { return s.reader().Acquire(false, false, 0) },
 		"release":             func(_ *server, holder, _ *participant) script.Command { return holder.Release(false) },
 		"renewal":             func(_ *server, holder, _ *participant) script.Command { return holder.Renew(0) },
 		"renewal of a waiter": func(_ *server, _, waiter *participant) script.Command { return waiter.Renew(0) },
@@ -1132,30 +1133,7 @@ func TestDowngradeLeavesForeignDataAlone(t *testing.T) {
 func TestTokensRiseAlthoughTheCounterFallsBack(t *testing.T) {
 	onBothServers(t, func(s *server) {
 		ctx := context.Background()
-		grant := map[string]func() int64{
-			"acquired": func() int64 {
-				w := s.writer()
-				defer w.release()
-				return w.acquire().Value
-			},
-			"handed on by a writer": func() int64 {
-				w, next := s.writer(), s.writer()
-				s.is(w.acquire(), script.Granted)
-				s.is(next.acquire(), script.Waiting)
-				s.is(w.release(), script.Released)
-				defer next.release()
-				return next.renew().Value
-			},
-			"handed on by a reader": func() int64 {
-				r, next := s.reader(), s.writer()
-				s.is(r.acquire(), script.Granted)
-				s.is(next.acquire(), script.Waiting)
-				s.is(r.release(), script.Released)
-				defer next.release()
-				return next.renew().Value
-			},
-		}
-		for name, next := range grant {
+		for name, next := range s.waysToAToken() {
 			s.writer().acquire()
 			s.rc.Del(ctx, s.keys.Name())
 			old := s.rc.Get(ctx, s.keys.Token()).Val()
@@ -1167,6 +1145,106 @@ func TestTokensRiseAlthoughTheCounterFallsBack(t *testing.T) {
 			if token := next(); token <= last {
 				s.Errorf("%s: token %d after %d", name, token, last)
 			}
+		}
+	})
+}
+
+// waysToAToken are functions that acquire and release the lock, and return the token.
+func (s *server) waysToAToken() map[string]func() int64 {
+	return map[string]func() int64{
+		"acquired": func() int64 {
+			w := s.writer()
+			defer w.release()
+			return w.acquire().Value
+		},
+		"handed on by a writer": func() int64 {
+			w, next := s.writer(), s.writer()
+			s.is(w.acquire(), script.Granted)
+			s.is(next.acquire(), script.Waiting)
+			s.is(w.release(), script.Released)
+			defer next.release()
+			return next.renew().Value
+		},
+		"handed on by a reader": func() int64 {
+			r, next := s.reader(), s.writer()
+			s.is(r.acquire(), script.Granted)
+			s.is(next.acquire(), script.Waiting)
+			s.is(r.release(), script.Released)
+			defer next.release()
+			return next.renew().Value
+		},
+	}
+}
+
+// Promise 9: all that can become of the counter and of the clock, and still tokens rise. A clock that is set back shows in
+// a counter that is ahead of it, and lives for longer than a day.
+func TestTokensRiseWhateverBecomesOfTheCounter(t *testing.T) {
+	const day, window = 24 * time.Hour, 10 * time.Millisecond
+	onBothServers(t, func(s *server) {
+		ctx := context.Background()
+		for name, next := range s.waysToAToken() {
+			for _, c := range []struct {
+				what   string
+				offset int64         // of the counter that is found, to the last one; 1: to the one before the last five grants
+				life   time.Duration // that is left to it; 0: there is none
+			}{
+				{"a moment later", 0, day},
+				{"when it is no longer recent", 0, day - window},
+				{"just before it expires", 0, time.Minute},
+				{"after it has expired, or an empty restart", 0, 0},
+				{"on a replica that is behind, a failover later", 1, day - window},
+				{"on a replica that is far behind", 1, time.Hour},
+				{"after the clock was set back, recently", 3.6e9, day + time.Hour},
+				{"after the clock was set back, when it is no longer recent", 3.6e9, day - window},
+				{"after the clock was set back for less than the window", 5000, day + window/2},
+			} {
+				last := next()
+				old := last
+				for range 5 {
+					last = next()
+				}
+				if c.offset != 1 {
+					old = last + c.offset
+					last = old
+				}
+				if err := s.rc.Set(ctx, s.keys.Token(), old, c.life).Err(); c.life == 0 {
+					s.rc.Del(ctx, s.keys.Token())
+				} else if err != nil {
+					s.Fatal(err)
+				}
+				for range 3 {
+					token := next()
+					if token <= last {
+						s.Errorf("%s, %s: token %d after %d", name, c.what, token, last)
+					}
+					last = token
+				}
+				if ttl := s.rc.PTTL(ctx, s.keys.Token()).Val(); ttl < day-time.Minute {
+					s.Errorf("%s, %s: the counter lives for %v, want a day", name, c.what, ttl)
+				}
+				s.rc.Del(ctx, s.keys.Token())
+			}
+		}
+	})
+}
+
+// Promise 10: what has the TTL of a recent counter, but is none, is as it was after every acquire.
+func TestForeignDataLikeARecentCounterIsLeftAlone(t *testing.T) {
+	onBothServers(t, func(s *server) {
+		ctx := context.Background()
+		values := []string{"41", "-1", "text", "1e15", "4000000000000000", "9223372036854775807"}
+		if !strings.HasSuffix(s.Name(), "miniredis") { // it counts on from these
+			values = append(values, "", "01763000000000000", " 1763000000000000")
+		}
+		for _, value := range values {
+			s.rc.Set(ctx, s.keys.Token(), value, recent)
+			before := s.lines()[s.keys.Token()]
+			s.is(s.writer().acquire(), script.Foreign)
+			s.is(s.writer().try(), script.Foreign)
+			if after := s.lines()[s.keys.Token()]; !after.same(before) {
+				s.Errorf("%q became %+v", value, after)
+			}
+			s.held()
 		}
 	})
 }
