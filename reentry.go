@@ -4,7 +4,7 @@ import (
 	"context"
 	"sync"
 
-	"github.com/redismutex/redismutex/internal/acquisition"
+	"github.com/redismutex/redismutex/internal/localqueue"
 )
 
 // FromContext returns the lock that ctx descends from, the innermost if there are several. Code far down can look at
@@ -34,30 +34,28 @@ func (m *RWMutex) newLock(r request) (l, outer *Lock) {
 func (m *RWMutex) outerOf(r request) *Lock {
 	l, ok := FromContext(r.ctx)
 	for ; ok; l, ok = FromContext(l.ctx) {
-		if l.isOn(m, r) && l.acq.Admits((*user)(l)) {
+		if l.isOn(m, r) && l.grant.Admits((*user)(l)) {
 			return l
 		}
 	}
 	return nil
 }
 
+// nestedLock returns a lock that is nested in outer. If that is nil, it stands by itself: in Redis, if the order is strict
+// or it has an owner, else in the queue of its key.
 func (m *RWMutex) nestedLock(r request, outer *Lock) *Lock {
-	if outer != nil {
-		return &Lock{acq: outer.acq}
+	switch {
+	case outer != nil:
+		return &Lock{grant: outer.grant}
+	case m.config.Turn == 0, r.owner != "":
+		return &Lock{grant: localqueue.Strict(&m.config, r.keys, r.write, r.try)}
 	}
-	// A lock and its acquisition are one allocation.
-	both := &struct {
-		lock Lock
-		acq  acquisition.Acquisition
-	}{}
-	both.acq.Init(&m.config, r.keys, r.write, r.try)
-	both.lock.acq = &both.acq
-	return &both.lock
+	return &Lock{}
 }
 
 // isOn reports whether l is a lock on the key of r, on the nodes of m.
 func (l *Lock) isOn(m *RWMutex, r request) bool {
-	return l.Key() == r.keys.Name() && l.acq.Config.SameNodes(&m.config)
+	return l.Key() == r.keys.Name() && l.grant.Config().SameNodes(&m.config.Config)
 }
 
 // An owner has the locks for which this process asked in the name that [WithOwner] gave, on one key.
@@ -90,7 +88,7 @@ func (m *RWMutex) newOwnedLock(r request, outer *Lock) (l, in *Lock) {
 		owners.m[name] = o
 	}
 	for other := range o.locks {
-		if outer == nil && other.isOn(m, r) && other.acq.Admits((*user)(other)) {
+		if outer == nil && other.isOn(m, r) && other.grant.Admits((*user)(other)) {
 			outer = other
 		}
 	}
@@ -108,8 +106,8 @@ func (o *owner) granted(l *Lock) {
 	owners.Lock()
 	defer owners.Unlock()
 	for other := range o.locks {
-		if other != l && other.acq.Config.SameNodes(l.acq.Config) {
-			other.acq.Supersede()
+		if other != l && other.grant.Config().SameNodes(l.grant.Config()) {
+			other.grant.Supersede()
 		}
 	}
 }

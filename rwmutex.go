@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redismutex/redismutex/internal/acquisition"
+	"github.com/redismutex/redismutex/internal/localqueue"
 	"github.com/redismutex/redismutex/internal/lockerr"
 	"github.com/redismutex/redismutex/internal/node"
 	"github.com/redismutex/redismutex/internal/script"
@@ -23,8 +24,8 @@ type RWMutex struct {
 	name     string
 	keys     *script.Keys
 	settings settings
-	config   acquisition.Config // what the settings come to
-	err      error              // every call is refused with it
+	config   localqueue.Config // what the settings come to
+	err      error             // every call is refused with it
 }
 
 // NewMutex makes a mutex of that name on rc, which may be any go-redis client: a [redis.Client], also for Sentinel, a
@@ -65,7 +66,7 @@ func NewRedlock(nodes []redis.Scripter, name string, opt ...MutexOption) *RWMute
 }
 
 func newMutex(nodes []redis.Scripter, name string, opt []MutexOption) *RWMutex {
-	m := &RWMutex{name: name, settings: settings{ttl: DefaultTTL}}
+	m := &RWMutex{name: name, settings: settings{ttl: DefaultTTL, turn: DefaultTurn}}
 	m.keys, m.err = script.NewKeys(name)
 	for _, o := range opt {
 		if o == nil {
@@ -80,6 +81,7 @@ func newMutex(nodes []redis.Scripter, name string, opt []MutexOption) *RWMutex {
 		for i, rc := range nodes {
 			m.config.Nodes[i] = node.Of(rc)
 		}
+		m.config.Init()
 	}
 	return m
 }
@@ -186,13 +188,7 @@ func (m *RWMutex) lock(r request, opt []LockOption) (*Lock, error) {
 	}
 	for {
 		l, outer := m.newLock(r)
-		err := error(nil)
-		if outer == nil {
-			err = l.acq.Acquire(r.ctx)
-		}
-		if err == nil {
-			err = l.open(r, outer)
-		}
+		err := l.open(m, r, outer)
 		if err == nil {
 			return l, nil
 		}

@@ -49,6 +49,7 @@ import (
 type Acquisition struct {
 	Config *Config
 	Keys   *script.Keys
+	Since  clock.Instant // when it was asked for; set before Init if it has waited in this process, else 0
 
 	token uint64       // set before it is held, and not changed afterwards
 	until atomic.Int64 // when trust in it ends
@@ -58,6 +59,9 @@ type Acquisition struct {
 	try    bool
 	write  bool // not any more after a downgrade
 	queued bool // a majority of the nodes has granted it or put it into the queue
+	// These two are set by Share.
+	shared, outlives bool
+
 	users  users
 	cause  *error        // why it was lost; a pointer, since few are
 	signal chan struct{} // wakes the caller, and holds one signal; nil: the caller does not sleep
@@ -150,6 +154,9 @@ func (a *Acquisition) wait(ctx context.Context) error {
 		select {
 		case <-signal:
 		case <-ctx.Done():
+			if a.waitsOn() {
+				return ErrWaiting
+			}
 			return a.refused(ctx)
 		}
 	}
@@ -224,17 +231,7 @@ func (a *Acquisition) usable(u User) error {
 // Leave removes a user and reports whether it was the last one. Release has to follow then. The error is that of Usable.
 func (a *Acquisition) Leave(u User) (last bool, err error) {
 	a.loseIfExpired()
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if err := a.usable(u); err != nil {
-		return false, err
-	}
-	a.users.remove(u)
-	if a.users.none() {
-		a.state = released
-		return true, nil
-	}
-	return false, nil
+	return a.Remove(u)
 }
 
 // Cause returns why it was lost. It must have been lost.
@@ -270,7 +267,7 @@ func (a *Acquisition) decide() {
 	switch {
 	case quorum.Decide(n, v.granted, 0) == quorum.Yes:
 		a.agreeOnToken(soon, v.highest)
-	case quorum.Decide(n, v.in, v.failed) == quorum.No && !a.queued && a.isClear(v),
+	case quorum.Decide(n, v.in, v.failed) == quorum.No && !a.queued && !a.outlives && a.isClear(v),
 		quorum.Decide(n, 0, v.final) == quorum.No:
 		a.state = abandoned
 		a.wake()

@@ -420,7 +420,7 @@ func (p *part) fail(why error) news {
 		return news{}
 	}
 	next.acquireSoon()
-	if p.failed > 0 || !wasIn && !isRetried(why) {
+	if p.failed > 0 || !wasIn && !isRetried(why) && !a.outlives {
 		return news{} // it has been logged, or is returned
 	}
 	n := news{acquisition: a, what: "the waiter joins the queue again", err: p.onNode(why)}

@@ -47,7 +47,7 @@ func (a *Acquisition) acquireFromEach(ctx context.Context) error {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if waited && up < majority {
+	if waited && up < majority && !a.outlives {
 		requests.Release(1)
 		for i, p := range a.parts {
 			p.why = down[i]
