@@ -99,7 +99,7 @@ func TestResentTryBeforeTheWaitIsRefused(t *testing.T) {
 		}
 		w.unlock(holder)
 		w.unlock(<-next)
-		if r, err := mutex.config.Nodes[0].Run(w.Context(), DefaultTTL, late.Acquire(true, false)); err != nil || r.Status != script.Tombstoned {
+		if r, err := mutex.config.Nodes[0].Run(w.Context(), DefaultTTL, late.Acquire(true, false, 0)); err != nil || r.Status != script.Tombstoned {
 			t.Errorf("status %d, %v", r.Status, err)
 		}
 	})

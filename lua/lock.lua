@@ -6,7 +6,9 @@
 --       3 "join" to wait if others are in the way, or "try" to leave no trace; then ":" and
 --         the class of the rank: "1" goes before all of "0"
 --       4 (quorum only) score: the caller's place in the queue of every node: its rank in µs,
---         in class "1" less the span of a class (lib/token.lua)
+--         in class "1" less the span of a class (lib/token.lua); "" if an age follows
+--       5 (one node only, optional) age: how long, in µs, the request has waited in its
+--         process: it takes the place that it would have had (lib/place.lua)
 -- Reply as in lib/status.lua:
 --       granted     the fencing token; also if the id holds already
 --       waiting     the id is in the queue; also if it was before
@@ -18,7 +20,7 @@
 
 -- include lib/keys.lua
 local KIND, ID, TTL, HOW = 'w', ARGV[1], ARGV[2], ARGV[3]
-local score = ARGV[4] and tonumber(ARGV[4])
+local score, age = ARGV[4] and tonumber(ARGV[4]), ARGV[5] and tonumber(ARGV[5])
 
 -- include lib/clock.lua
 -- include lib/last_token.lua
@@ -36,6 +38,7 @@ local score = ARGV[4] and tonumber(ARGV[4])
 -- include lib/foreign.lua
 -- include lib/hand_on.lua
 -- include lib/standing.lua
+-- include lib/place.lua
 -- include lib/acquire.lua
 
 local answer = begin()

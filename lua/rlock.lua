@@ -1,14 +1,14 @@
 -- rlock.lua: acquire the lock for reading.
 --
 -- KEYS  1 holder, 2 intents, 3 leases, 4 token: see lib/keys.lua
--- ARGV  1 id, 2 TTL in ms, 3 "join" or "try" and the class, 4 (quorum only) score: as in
---       lock.lua
+-- ARGV  1 id, 2 TTL in ms, 3 "join" or "try" and the class, 4 (quorum only) score, 5 (one node
+--       only) age: as in lock.lua
 -- Reply granted (0), waiting, busy, gone, tombstoned or foreign, as in lock.lua; what is
 --       under the token key does not matter to a reader.
 
 -- include lib/keys.lua
 local KIND, ID, TTL, HOW = 'r', ARGV[1], ARGV[2], ARGV[3]
-local score = ARGV[4] and tonumber(ARGV[4])
+local score, age = ARGV[4] and tonumber(ARGV[4]), ARGV[5] and tonumber(ARGV[5])
 
 -- include fast/rlock.lua
 -- include fast/join.lua
@@ -24,6 +24,7 @@ local score = ARGV[4] and tonumber(ARGV[4])
 -- include lib/foreign.lua
 -- include lib/hand_on.lua
 -- include lib/standing.lua
+-- include lib/place.lua
 -- include lib/acquire.lua
 
 local answer = begin()

@@ -36,6 +36,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/redismutex/redismutex/internal/clock"
 	"github.com/redismutex/redismutex/internal/lockerr"
@@ -93,7 +94,7 @@ func (a *Acquisition) Init(c *Config, keys *script.Keys, write, try bool) {
 	a.parts = a.array[:]
 	if len(c.Nodes) > 1 {
 		a.parts = make([]*part, len(c.Nodes))
-		a.quorum = newQuorumState(len(c.Nodes), script.Score(c.Ranks.Next(), c.first(write)))
+		a.quorum = newQuorumState(len(c.Nodes), script.Score(max(1, c.Ranks.Next()-a.age().Microseconds()), c.first(write)))
 	}
 	for i := range a.parts {
 		p := &a.only
@@ -102,6 +103,14 @@ func (a *Acquisition) Init(c *Config, keys *script.Keys, write, try bool) {
 		}
 		a.parts[i] = p.init(a, i)
 	}
+}
+
+// age returns for how long a has been asked for. Its place in the queue is that of a request made so long ago.
+func (a *Acquisition) age() time.Duration {
+	if a.Since == 0 {
+		return 0
+	}
+	return time.Duration(clock.Now() - a.Since)
 }
 
 // ID returns the id under which the first node knew it, or was asked for it, when it was granted.

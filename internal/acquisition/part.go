@@ -96,7 +96,7 @@ func (p *part) acquire(ctx context.Context) {
 			continue
 		}
 		sent := clock.Now()
-		c := p.participant().Acquire(try, a.Config.first(p.Write))
+		c := p.participant().Acquire(try, a.Config.first(p.Write), a.age())
 		r, err := p.node.Call(ctx, a.Config.TTL, c, place)
 		p = p.onAcquired(sent, r, err)
 	}

@@ -82,6 +82,7 @@ type Op struct {
 	Kind      Kind  // a writer that is renewed as a reader becomes a reader
 	TTL       int64 // of Acquire and Renew
 	Try       bool  // of Acquire: do not join the queue
+	Age       int64 // of Acquire, not in a quorum: how long the request has waited, in µs
 	Class     int   // of Acquire; in a quorum, of every verb
 	Alone     bool  // of Renew: renew a writer, looking at the holder key only
 	Tombstone int64 // of Release: the life of the tombstone, or 0 for none
@@ -179,7 +180,7 @@ type machine struct {
 }
 
 // acquire grants the lock if it is free and no waiter ranks before the caller, and
-// else adds the caller to the queue, behind its class (promises 5 and 6). An id
+// else adds the caller to the queue, by its rank in its class (promises 5 and 6). An id
 // acquires once (promise 4).
 func (m *machine) acquire(op Op) (Status, int64) {
 	m.handOn()
@@ -192,12 +193,7 @@ func (m *machine) acquire(op Op) (Status, int64) {
 		return m.status(p.ID, op.Rank)
 	}
 	if !m.quorum {
-		p.Rank = int64(m.now)
-		for _, q := range m.Queue {
-			if q.Class == p.Class { // neither a tie nor a clock that steps back changes the order
-				p.Rank = max(p.Rank, q.Rank+1)
-			}
-		}
+		p.Rank = m.rank(op)
 	}
 	place := slices.IndexFunc(m.Queue, p.before)
 	if place < 0 {
@@ -213,6 +209,25 @@ func (m *machine) acquire(op Op) (Status, int64) {
 	m.Queue = slices.Insert(m.Queue, place, p)
 	return m.status(p.ID, 0)
 }
+
+// rank returns the rank of a new request, which is that of a request made an age ago. No
+// rank is below 1. Without an age, neither a tie nor a clock that steps back changes the
+// order; and an age does not count where a waiter ranks a second ahead of the clock, since
+// that has been set back.
+func (m *machine) rank(op Op) int64 {
+	behind := int64(0)
+	for _, q := range m.Queue {
+		if q.Class == op.Class {
+			behind = max(behind, q.Rank+1)
+		}
+	}
+	if op.Age > 0 && behind <= int64(m.now)+second {
+		return max(int64(m.now)-op.Age, 1)
+	}
+	return max(int64(m.now), behind)
+}
+
+const second = 1e6 // µs
 
 // renew extends the lease of the caller, and no other (promise 3). It never acquires,
 // but it may grant the lock to the caller if that waits.

@@ -77,6 +77,15 @@ var mutants = []mutant{
 
 	// Order, and no idle lock.
 	{"an acquire overtakes the waiters", "lua/lib/acquire.lua", "return more == 0 and not behind and (", "return more == 0 and (", model},
+	{"an age is ignored", "lua/lib/place.lua", "if age and highest", "if nil and highest", model},
+	{"an age leaves its class", "lua/lib/place.lua", "math.max(us - age, 1)", "us - age", model},
+	{"an age counts on a clock that was set back", "lua/lib/place.lua", " and highest < class + us + AHEAD then", " then", ofScripts("TestAgeDoesNotCountOnAClockThatWasSetBack")},
+	{"an age overtakes whoever ranks before it", "lua/lib/acquire.lua", "		behind = precedes(place)\n", "		behind = false\n", model},
+	{"a resent acquire takes another place", "lua/lib/acquire.lua", "call('ZSCORE', INTENTS, KIND .. ID) or place", "place", ofScripts("TestResentAcquireKeepsItsPlace")},
+	{"a waiter goes behind those that rank after it", "lua/fast/join.lua", " and at > tonumber(back[2])", "", model},
+	{"the age is not sent", "internal/script/command.go", "if p.Score == nil && age >= time.Microsecond {", "if false {", model},
+	{"the rank of a quorum has no age", "internal/acquisition/acquisition.go", "c.Ranks.Next()-a.age().Microseconds()", "c.Ranks.Next()", checker{"./internal/acquisition", "^TestRankOverSeveralNodesAllowsForTheAge$", nil}},
+
 	{"a renewal hands nothing on when a lease has ended", "lua/refresh.lua", "drop()\nhand_on()\n", "drop()\n", model},
 	{"a release hands nothing on", "lua/unlock.lua", "hand_on()\nif blocked then", "if blocked then", model},
 	{"a downgrade lets the next writer in between", "lua/refresh.lua", "	call('DEL', HOLDER)\n	call('SADD'", "	call('DEL', HOLDER)\n	held = 'none'\n	hand_on()\n	call('SADD'", model},

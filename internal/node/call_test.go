@@ -22,7 +22,7 @@ func TestCallIsRepeatedForHalfATTLAtMost(t *testing.T) {
 	const ttl = 10 * time.Second
 	p := script.Participant{Keys: keys, Durations: script.NewDurations(ttl), ID: "box:1", Write: true}
 	for _, took := range []time.Duration{0, time.Millisecond, time.Second} {
-		for name, c := range map[string]script.Command{"acquire": p.Acquire(false, false), "renew": p.Renew(0), "release": p.Release(false)} {
+		for name, c := range map[string]script.Command{"acquire": p.Acquire(false, false, 0), "renew": p.Renew(0), "release": p.Release(false)} {
 			t.Run(fmt.Sprintf("%s, %v each", name, took), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					calls := 0

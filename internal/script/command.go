@@ -37,13 +37,18 @@ type Participant struct {
 }
 
 // Acquire is the command that grants the lock to p, or puts p in the queue unless it is a try. First puts p before all
-// waiters of the other kind.
-func (p Participant) Acquire(try, first bool) Command {
+// waiters of the other kind. A request that has waited in its process carries its age, in whole µs, and takes the place
+// that it would have had; with several nodes its score says that.
+func (p Participant) Acquire(try, first bool, age time.Duration) Command {
 	s := RLock
 	if p.Write {
 		s = Lock
 	}
-	return p.command(s, ways[index(try)][index(first)]).scored(p.Score)
+	c := p.command(s, ways[index(try)][index(first)]).scored(p.Score)
+	if p.Score == nil && age >= time.Microsecond {
+		c.args = append(c.args, "", strconv.FormatInt(age.Microseconds(), 10))
+	}
+	return c
 }
 
 // ways is the third argument of lock and rlock: indexed by whether it is a try, and by whether it is first.

@@ -190,8 +190,10 @@ func (g *rig) step(t *rapid.T) {
 		}
 		if g.quorum {
 			what += fmt.Sprintf(", rank %d", op.Rank)
+		} else if op.Age = g.age(); op.Age > 0 { // the same id may be sent again with another age
+			what += fmt.Sprintf(", %d µs ago", op.Age)
 		}
-		g.call(a, op, a.Acquire(op.Try, a.first), fmt.Sprintf("%s, class %d, ttl %d", what, op.Class, op.TTL))
+		g.call(a, op, a.Acquire(op.Try, a.first, time.Duration(op.Age)*time.Microsecond), fmt.Sprintf("%s, class %d, ttl %d", what, op.Class, op.TTL))
 	case "renew":
 		op.Verb = model.Renew
 		what := "renews as " + string(op.Kind)
@@ -255,6 +257,12 @@ func (a *actor) as(kind model.Kind) script.Participant {
 // rank returns the rank of a request, or a token: behind any clock, or ahead of it.
 func (g *rig) rank() int64 {
 	return rapid.SampledFrom([]int64{500_000_000_000_000, ahead}).Draw(g.t, "base") + rapid.Int64Range(1, 9).Draw(g.t, "rank")
+}
+
+// age returns how long a request has waited in its process, in µs: often not at all; about as long as steps take on a
+// real server, or in virtual time; for hours; for longer than there have been clocks.
+func (g *rig) age() int64 {
+	return rapid.SampledFrom([]int64{0, 0, 0, 0, 1, 700, 5000, 700_000, 1_600_000, 6_000_000, 3_600_000_000, math.MaxInt64 / 1000}).Draw(g.t, "age")
 }
 
 // holder returns the kind of the holder id, 0 if it does not hold.
@@ -431,6 +439,10 @@ func (g *rig) call(a *actor, op model.Op, c script.Command, what string) {
 	}
 
 	before, rests := g.state.At(now), g.found.rests(now)
+	if op.Age > 0 && b.ticks > 0 && slices.ContainsFunc(before.Queue, func(p model.Participant) bool { return b.sameRank(p.Rank, int64(now)-op.Age) }) {
+		g.over = true // a waiter may rank before it or behind it
+		return
+	}
 	var want model.Reply
 	if op.Verb == model.Acquire && rests.refuse(op, got.Status) {
 		// Its lease or its tombstone has ended, but what is left of it may still

@@ -731,9 +731,10 @@ func walk(steps int, run func(step int, ps []*participant, command func(*partici
 		}
 		ps := crowd[i]
 		try, tombstone, raise := random.IntN(4) == 0, random.IntN(4) == 0, uint64(rank())
+		age := time.Duration(max(0, random.IntN(6)-2)) * time.Hour
 		switch act {
 		case 0: // again, if it has acquired before
-			run(step, ps, func(p *participant) script.Command { return p.Acquire(try, p.first) })
+			run(step, ps, func(p *participant) script.Command { return p.Acquire(try, p.first, age) })
 		case 1, 2, 3:
 			run(step, ps, func(p *participant) script.Command { return p.Release(tombstone) })
 			crowd = slices.Delete(crowd, i, i+1)
@@ -899,7 +900,7 @@ func TestForeignDataIsRefusedToThoseWithAScore(t *testing.T) {
 						s.Fatal(err)
 					}
 					before := s.dump()
-					r, err := p.calls(p.Acquire(false, p.first))
+					r, err := p.calls(p.Acquire(false, p.first, 0))
 					if r.Status != script.Foreign && !errors.Is(err, ErrNotLock) || r.Last != 0 {
 						s.Errorf("%s at %s: %+v, %v", name, key, r, err)
 					}

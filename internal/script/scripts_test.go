@@ -53,6 +53,7 @@ type participant struct {
 	script.Participant
 	id        string
 	first     bool // it ranks before all waiters of the other kind
+	age       time.Duration
 	tombstone bool // its release leaves a tombstone
 }
 
@@ -104,11 +105,11 @@ func (p *participant) asReader() script.Participant {
 
 func (p *participant) acquire() script.Reply {
 	p.Helper()
-	return p.must(p.calls(p.Acquire(false, p.first)))
+	return p.must(p.calls(p.Acquire(false, p.first, p.age)))
 }
 func (p *participant) try() script.Reply {
 	p.Helper()
-	return p.must(p.calls(p.Acquire(true, p.first)))
+	return p.must(p.calls(p.Acquire(true, p.first, p.age)))
 }
 func (p *participant) renew() script.Reply      { p.Helper(); return p.must(p.calls(p.Renew(0))) }
 func (p *participant) renewAlone() script.Reply { p.Helper(); return p.must(p.calls(p.RenewWriter())) }
@@ -883,7 +884,7 @@ func TestBatchesAreMovedToTheEnd(t *testing.T) {
 // Promise 5: if the caller that moved a batch does not go on, the next script does.
 func TestNextScriptMovesTheRest(t *testing.T) {
 	for name, next := range map[string]func(s *server, holder, waiter *participant) script.Command{
-		"acquire":             func(s *server, _, _ *participant) script.Command { return s.reader().Acquire(false, false) },
+		"acquire":             func(s *server, _, _ *participant) script.Command { return s.reader().Acquire(false, false, 0) },
 		"release":             func(_ *server, holder, _ *participant) script.Command { return holder.Release(false) },
 		"renewal":             func(_ *server, holder, _ *participant) script.Command { return holder.Renew(0) },
 		"renewal of a waiter": func(_ *server, _, waiter *participant) script.Command { return waiter.Renew(0) },

@@ -84,8 +84,8 @@ func (c *setup) tombstone(p *participant) {
 	p.release()
 }
 
-func acquires(p *participant) (script.Reply, error)    { return p.calls(p.Acquire(false, p.first)) }
-func tries(p *participant) (script.Reply, error)       { return p.calls(p.Acquire(true, p.first)) }
+func acquires(p *participant) (script.Reply, error)    { return p.calls(p.Acquire(false, p.first, p.age)) }
+func tries(p *participant) (script.Reply, error)       { return p.calls(p.Acquire(true, p.first, p.age)) }
 func renews(p *participant) (script.Reply, error)      { return p.calls(p.Renew(0)) }
 func renewsAlone(p *participant) (script.Reply, error) { return p.calls(p.RenewWriter()) }
 func downgrades(p *participant) (script.Reply, error)  { return p.calls(p.asReader().Renew(0)) }

@@ -8,12 +8,13 @@
 -- include lib/held.lua
 -- include lib/status.lua
 -- include lib/expiry.lua
+-- include lib/place.lua
 -- include fast/back.lua
 if back and back[1] and HOW == 'join:0' and (held == 'set' or call('GET', HOLDER) ~= ID)
 	and call('PTTL', INTENTS) >= 0 and (KIND == 'r' or last_token) then
 	local ttl_of_leases = call('PTTL', LEASES)
 	local leases = ttl_of_leases >= 0 and call('ZMSCORE', LEASES, string.sub(back[1], 2), '-' .. ID)
-	local at, ends = score or math.max(us, back[2] + 1), now + TTL
+	local at, ends = score or place_in_class(0, tonumber(back[2])), now + TTL
 	local expiry = format('%d', ends)
 	-- A caller that has a lease already has been here before.
 	if leases and leases[1] and not leases[2] and at > tonumber(back[2])

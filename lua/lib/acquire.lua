@@ -3,11 +3,10 @@
 -- Where the caller would stand in the queue, and whether a waiter ranks before it.
 local place, behind
 
--- rank finds that out. Without a score the caller ranks behind its class, so that neither a
--- tie nor a clock that steps back reorders anybody.
+-- rank finds that out. A caller that waits already keeps its place, whatever its age is now.
 local function rank()
 	if score then
-		place, behind = score, precedes()
+		place, behind = score, precedes(score)
 		return
 	end
 	local class = string.sub(HOW, -1) == '1' and -SPAN or 0
@@ -15,7 +14,11 @@ local function rank()
 	if back[1] and class < 0 and tonumber(back[2]) >= 0 then
 		back = call('ZREVRANGEBYSCORE', INTENTS, '(0', '-inf', 'WITHSCORES', 'LIMIT', '0', '1')
 	end
-	place, behind = math.max(us + class, (tonumber(back[2]) or class) + 1), back[1]
+	place, behind = place_in_class(class, tonumber(back[2]) or class), back[1]
+	if age then
+		place = tonumber(call('ZSCORE', INTENTS, KIND .. ID) or place)
+		behind = precedes(place)
+	end
 end
 
 -- begin hands on what is free, and returns the reply to a caller that is refused or holds

@@ -11,12 +11,12 @@ local function less(a, b)
 	return #a < #b
 end
 
--- precedes reports whether a waiter ranks before the caller, which has a score. Equals are in
--- the order of their names, as in the sorted set.
-local function precedes()
+-- precedes reports whether a waiter ranks before the caller, which stands at that place. Equals
+-- are in the order of their names, as in the sorted set.
+local function precedes(place)
 	local first = call('ZRANGE', INTENTS, '0', '0', 'WITHSCORES')
 	local at = tonumber(first[2])
-	return at and (at < score or at == score and less(first[1], KIND .. ID))
+	return at and (at < place or at == place and less(first[1], KIND .. ID))
 end
 
 local function is_writer()
@@ -42,7 +42,7 @@ local function holding(proposal)
 	elseif held ~= 'set' or call('SISMEMBER', HOLDER, ID) == 0 or not lives(call('ZSCORE', LEASES, ID)) then
 		return nil
 	end
-	if score and precedes() then
+	if score and precedes(score) then
 		preceded = PRECEDED
 	end
 	return reply(GRANTED, token)
