@@ -818,7 +818,7 @@ func (w *witness) holds(l *Lock) {
 func TestSlowClockIsNotServedFirstForever(t *testing.T) {
 	onNodes(t, 3, func(ns *nodes) {
 		process := func(name string, ahead time.Duration) *RWMutex {
-			m := ns.mutex()
+			m := ns.mutex(WithTurn(0))
 			m.config.Ranks = &acquisition.LamportClock{Now: func() time.Time { return time.Now().Add(ahead) }}
 			return m
 		}
