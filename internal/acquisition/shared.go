@@ -5,6 +5,8 @@ import (
 	"errors"
 
 	"github.com/redismutex/redismutex/internal/clock"
+	"github.com/redismutex/redismutex/internal/node"
+	"github.com/redismutex/redismutex/internal/script"
 )
 
 // What a local queue needs: its acquisitions belong to no single caller.
@@ -54,6 +56,50 @@ func (a *Acquisition) Remove(u User) (last bool, err error) {
 		return true, nil
 	}
 	return false, nil
+}
+
+// ReleaseBehind is Release behind the acquire of next, which has not been sent: on each node both go in one round trip. So
+// the lock is not handed on before next stands in the queue. Next has to be waited for with Wait.
+func (a *Acquisition) ReleaseBehind(ctx context.Context, next *Acquisition) error {
+	a.mu.Lock()
+	for i, p := range a.parts {
+		p.front = next.parts[i]
+	}
+	a.mu.Unlock()
+	err := a.Release(ctx)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, p := range a.parts { // that are not released with a call that is waited for
+		if p.front != nil {
+			go p.front.acquire(context.Background())
+			p.front = nil
+		}
+	}
+	return err
+}
+
+// sendRelease releases p, behind the acquire of another part if there is one.
+func (p *part) sendRelease(ctx context.Context, place node.Place) (script.Reply, error) {
+	a := p.acq
+	a.mu.Lock()
+	front := p.front
+	p.front = nil
+	a.mu.Unlock()
+	release := p.participant().Release(p.Tombstone)
+	if front != nil {
+		front.join = true
+		front.openMailbox() // what it misses until it listens, it looks for then
+	}
+	if front == nil || !front.begin() {
+		return p.node.Call(ctx, a.Config.TTL, release, place)
+	}
+	sent := clock.Now()
+	onAcquired := func(r script.Reply, err error) {
+		if again := front.onAcquired(sent, r, err); again != nil {
+			go again.acquire(context.Background())
+		}
+	}
+	return p.node.CallBoth(ctx, a.Config.TTL, front.acquireCommand(false), onAcquired, release, place)
 }
 
 // Has is Usable for a caller that has a mutex of its own. It tells nobody of a loss.

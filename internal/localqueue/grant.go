@@ -116,8 +116,10 @@ func (g *Grant) Unlock(ctx context.Context, u acquisition.User) error {
 	switch {
 	case err != nil:
 		return err
+	case last && next != nil:
+		go func() { t.queue.onAcquired(next, next.acq.Wait(context.Background())) }()
+		return t.acq.ReleaseBehind(ctx, &next.acq)
 	case last:
-		t.queue.goOn(next)
 		return t.acq.Release(ctx)
 	}
 	t.queue.goOn(next)
