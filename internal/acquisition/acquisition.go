@@ -50,7 +50,11 @@ import (
 type Acquisition struct {
 	Config *Config
 	Keys   *script.Keys
-	Since  clock.Instant // when it was asked for; set before Init if it has waited in this process, else 0
+
+	// A request that has waited in this process says so before Init: with one node when it was asked for, with several the
+	// rank that it was given then. 0: it has not waited.
+	Since clock.Instant
+	Rank  int64
 
 	token uint64       // set before it is held, and not changed afterwards
 	until atomic.Int64 // when trust in it ends
@@ -94,7 +98,10 @@ func (a *Acquisition) Init(c *Config, keys *script.Keys, write, try bool) {
 	a.parts = a.array[:]
 	if len(c.Nodes) > 1 {
 		a.parts = make([]*part, len(c.Nodes))
-		a.quorum = newQuorumState(len(c.Nodes), script.Score(max(1, c.Ranks.Next()-a.age().Microseconds()), c.first(write)))
+		if a.Rank == 0 {
+			a.Rank = c.Ranks.Next()
+		}
+		a.quorum = newQuorumState(len(c.Nodes), script.Score(a.Rank, c.first(write)))
 	}
 	for i := range a.parts {
 		p := &a.only
@@ -105,7 +112,7 @@ func (a *Acquisition) Init(c *Config, keys *script.Keys, write, try bool) {
 	}
 }
 
-// age returns for how long a has been asked for. Its place in the queue is that of a request made so long ago.
+// age returns for how long a has been asked for. Its place in the queue of one node is that of a request made so long ago.
 func (a *Acquisition) age() time.Duration {
 	if a.Since == 0 {
 		return 0

@@ -41,6 +41,9 @@ func (g *Grant) Acquire(ctx context.Context, u acquisition.User) error {
 func Acquire(ctx context.Context, c *Config, keys *script.Keys, write, try bool, u User) error {
 	q, spare := enter(c, keys)
 	w := &waiter{config: c, keys: keys, user: u, grant: new(Grant), spare: spare, write: write}
+	if c.Ranks != nil {
+		w.rank = c.Ranks.Next()
+	}
 	var err error
 	if try {
 		err = q.try(ctx, w)

@@ -24,6 +24,7 @@ type waiter struct {
 	grant  *Grant
 	spare  *turn         // memory for the acquisition that it may need
 	since  clock.Instant // when it joined its line; 0: a moment ago
+	rank   int64         // among requests to several nodes, since it was made
 	write  bool
 
 	over       bool

@@ -131,6 +131,7 @@ func (q *queue) try(ctx context.Context, w *waiter) error {
 		return fmt.Errorf("%w: %q", lockerr.ErrLock, w.keys.Name())
 	}
 	t := w.turn()
+	t.acq.Rank = w.rank
 	t.init(q, w, true)
 	if err := t.acq.Acquire(ctx); err != nil {
 		return err
@@ -308,7 +309,7 @@ func (q *queue) choose(now clock.Instant) *turn {
 		}
 	}
 	t := w.turn()
-	t.acq.Since = w.since
+	t.acq.Since, t.acq.Rank = w.since, w.rank
 	t.init(q, w, false)
 	t.acq.Share(q.acknowledged)
 	q.pending = t
