@@ -29,15 +29,18 @@ type Lock struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
 	grant  *localqueue.Grant // shared with the locks nested in it
-	owner  *owner            // nil: none
 }
 
 var _ context.Context = (*Lock)(nil)
 
-// open acquires l, or nests it in outer unless that is nil. Unless l has a grant it waits in the queue of its key.
-func (l *Lock) open(m *RWMutex, r request, outer *Lock) error {
+// open acquires l, or nests it in outer unless that is nil. Unless l has a grant it waits in the queue of its key. It may
+// be a lock of an owner.
+func (l *Lock) open(m *RWMutex, r request, outer *Lock, o *owner) error {
 	// The context is made first, under no mutex: making one calls into its parent.
 	l.ctx, l.cancel = context.WithCancelCause(r.ctx)
+	if o != nil {
+		l.cancel = o.dropping(l, l.cancel)
+	}
 	var err error
 	switch {
 	case outer != nil:
@@ -51,7 +54,7 @@ func (l *Lock) open(m *RWMutex, r request, outer *Lock) error {
 		l.cancel(err)
 		return err
 	}
-	l.owner.granted(l)
+	o.granted(l)
 	return nil
 }
 
@@ -131,7 +134,6 @@ func (l *Lock) UnlockContext(ctx context.Context) error {
 		return err
 	}
 	l.cancel(ErrUnlocked)
-	l.owner.drop(l)
 	return l.grant.Unlock(ctx, (*user)(l))
 }
 
@@ -188,7 +190,6 @@ type user Lock
 func (u *user) End(cause error) {
 	l := (*Lock)(u)
 	l.cancel(cause)
-	l.owner.drop(l)
 	l.grant.Lost()
 }
 

@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/redismutex/redismutex/internal/acquisition"
-	"github.com/redismutex/redismutex/internal/localqueue"
 	"github.com/redismutex/redismutex/internal/logger"
 	"github.com/redismutex/redismutex/internal/script"
 )
@@ -145,7 +144,7 @@ const (
 )
 
 // configure sets in c what the settings come to with n nodes.
-func (s *settings) configure(c *localqueue.Config, n int) error {
+func (s *settings) configure(c *acquisition.Config, n int) error {
 	part := func(factor float64) time.Duration { return time.Duration(factor * float64(s.ttl)) }
 	if s.turn > s.ttl/4 {
 		return fmt.Errorf("%w: turn %v, want at most a quarter of the TTL of %v", ErrInvalid, s.turn, s.ttl)

@@ -22,12 +22,12 @@ type lockKey struct{}
 
 // newLock makes a lock for r that is not open yet: nested in outer, a lock that the context or the owner of r has on that
 // key, or with an acquisition of its own if there is none.
-func (m *RWMutex) newLock(r request) (l, outer *Lock) {
+func (m *RWMutex) newLock(r request) (l, outer *Lock, o *owner) {
 	outer = m.outerOf(r)
 	if r.owner != "" {
 		return m.newOwnedLock(r, outer)
 	}
-	return m.nestedLock(r, outer), outer
+	return m.nestedLock(r, outer), outer, nil
 }
 
 // outerOf returns the innermost lock on the key of r that its context descends from and that admits nested locks, or nil.
@@ -55,7 +55,7 @@ func (m *RWMutex) nestedLock(r request, outer *Lock) *Lock {
 
 // isOn reports whether l is a lock on the key of r, on the nodes of m.
 func (l *Lock) isOn(m *RWMutex, r request) bool {
-	return l.Key() == r.keys.Name() && l.grant.Config().SameNodes(&m.config.Config)
+	return l.Key() == r.keys.Name() && l.grant.Config().SameNodes(&m.config)
 }
 
 // An owner has the locks for which this process asked in the name that [WithOwner] gave, on one key.
@@ -75,11 +75,11 @@ var owners struct {
 
 // newOwnedLock is newLock for an owner: outer may also be a lock that the owner has. The lock is one of the owner's from
 // here on: if another call of the owner is granted first, that one supersedes it, since the owner would wait for itself.
-func (m *RWMutex) newOwnedLock(r request, outer *Lock) (l, in *Lock) {
+func (m *RWMutex) newOwnedLock(r request, outer *Lock) (l, in *Lock, o *owner) {
 	owners.Lock()
 	defer owners.Unlock()
 	name := ownerName{r.keys.Name(), r.owner}
-	o := owners.m[name]
+	o = owners.m[name]
 	if o == nil {
 		o = &owner{name, map[*Lock]struct{}{}}
 		if owners.m == nil {
@@ -93,9 +93,8 @@ func (m *RWMutex) newOwnedLock(r request, outer *Lock) (l, in *Lock) {
 		}
 	}
 	l = m.nestedLock(r, outer)
-	l.owner = o
 	o.locks[l] = struct{}{}
-	return l, outer
+	return l, outer, o
 }
 
 // granted ends the other waits of o for the key that it has now with l: they would wait for l.
@@ -112,11 +111,16 @@ func (o *owner) granted(l *Lock) {
 	}
 }
 
+// dropping returns cancel for l, a lock of o, which is none any more when its context is done.
+func (o *owner) dropping(l *Lock, cancel context.CancelCauseFunc) context.CancelCauseFunc {
+	return func(cause error) {
+		cancel(cause)
+		o.drop(l)
+	}
+}
+
 // drop removes l from the locks of o.
 func (o *owner) drop(l *Lock) {
-	if o == nil {
-		return
-	}
 	owners.Lock()
 	defer owners.Unlock()
 	delete(o.locks, l)

@@ -362,7 +362,7 @@ func TestNothingNestsInALockThatHasJustEnded(t *testing.T) {
 		nest := func(in *Lock) { // in was alive when it was looked for
 			t.Helper()
 			l := &Lock{grant: in.grant}
-			if err := l.open(m, request{ctx: w.Context(), write: true}, in); err != acquisition.ErrRetry {
+			if err := l.open(m, request{ctx: w.Context(), write: true}, in, nil); err != acquisition.ErrRetry {
 				t.Error(err)
 			}
 			if l.Err() == nil {

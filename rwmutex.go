@@ -9,7 +9,6 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redismutex/redismutex/internal/acquisition"
-	"github.com/redismutex/redismutex/internal/localqueue"
 	"github.com/redismutex/redismutex/internal/lockerr"
 	"github.com/redismutex/redismutex/internal/node"
 	"github.com/redismutex/redismutex/internal/script"
@@ -24,8 +23,8 @@ type RWMutex struct {
 	name     string
 	keys     *script.Keys
 	settings settings
-	config   localqueue.Config // what the settings come to
-	err      error             // every call is refused with it
+	config   acquisition.Config // what the settings come to
+	err      error              // every call is refused with it
 }
 
 // NewMutex makes a mutex of that name on rc, which may be any go-redis client: a [redis.Client], also for Sentinel, a
@@ -187,12 +186,11 @@ func (m *RWMutex) lock(r request, opt []LockOption) (*Lock, error) {
 		return nil, lockerr.Ended(r.ctx, r.keys.Name())
 	}
 	for {
-		l, outer := m.newLock(r)
-		err := l.open(m, r, outer)
+		l, outer, o := m.newLock(r)
+		err := l.open(m, r, outer, o)
 		if err == nil {
 			return l, nil
 		}
-		l.owner.drop(l)
 		if err != acquisition.ErrRetry {
 			return nil, err
 		}

@@ -50,11 +50,7 @@ import (
 type Acquisition struct {
 	Config *Config
 	Keys   *script.Keys
-
-	// A request that has waited in this process says so before Init: with one node when it was asked for, with several the
-	// rank that it was given then. 0: it has not waited.
-	Since clock.Instant
-	Rank  int64
+	Since  int64 // set before Init if it has waited in this process: with one node an instant, with several its rank
 
 	token uint64       // set before it is held, and not changed afterwards
 	until atomic.Int64 // when trust in it ends
@@ -63,6 +59,7 @@ type Acquisition struct {
 	state  state
 	try    bool
 	write  bool // not any more after a downgrade
+	wrote  bool // it was asked for as a write lock
 	queued bool // a majority of the nodes has granted it or put it into the queue
 	// These two are set by Share.
 	shared, outlives bool
@@ -94,14 +91,14 @@ var ErrRetry = errors.New("acquire again")
 
 // Init makes a a request that has not been sent.
 func (a *Acquisition) Init(c *Config, keys *script.Keys, write, try bool) {
-	a.Config, a.Keys, a.write, a.try = c, keys, write, try
+	a.Config, a.Keys, a.write, a.wrote, a.try = c, keys, write, write, try
 	a.parts = a.array[:]
 	if len(c.Nodes) > 1 {
 		a.parts = make([]*part, len(c.Nodes))
-		if a.Rank == 0 {
-			a.Rank = c.Ranks.Next()
+		if a.Since == 0 {
+			a.Since = c.Ranks.Next()
 		}
-		a.quorum = newQuorumState(len(c.Nodes), script.Score(a.Rank, c.first(write)))
+		a.quorum = newQuorumState(len(c.Nodes), script.Score(a.Since, c.first(write)))
 	}
 	for i := range a.parts {
 		p := &a.only
@@ -114,10 +111,10 @@ func (a *Acquisition) Init(c *Config, keys *script.Keys, write, try bool) {
 
 // age returns for how long a has been asked for. Its place in the queue of one node is that of a request made so long ago.
 func (a *Acquisition) age() time.Duration {
-	if a.Since == 0 {
+	if a.Since == 0 || a.quorum != nil {
 		return 0
 	}
-	return time.Duration(clock.Now() - a.Since)
+	return time.Duration(clock.Now()) - time.Duration(a.Since)
 }
 
 // ID returns the id under which the first node knew it, or was asked for it, when it was granted.
@@ -204,7 +201,7 @@ func (a *Acquisition) Join(u, outer User, write bool) error {
 	case write && !a.write:
 		return fmt.Errorf("%w: %q: unlock it first, or lock for writing in the first place", lockerr.ErrUpgrade, a.Keys.Name())
 	}
-	a.users.add(u, write)
+	a.users.add(u, write, a.wrote)
 	return nil
 }
 

@@ -19,7 +19,7 @@ func requestSince(t *testing.T, c *Config, name string, since clock.Instant) *Ac
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &Acquisition{Since: since}
+	a := &Acquisition{Since: int64(since)}
 	a.Init(c, keys, true, false)
 	return a
 }
@@ -72,7 +72,7 @@ func TestRankOverSeveralNodesIsThatOfTheRequest(t *testing.T) {
 			rank int64
 			want string
 		}{{0, "5000000"}, {0, "5000001"}, {4_000_002, "4000002"}, {0, "5000002"}} {
-			a := &Acquisition{Rank: of.rank, Since: clock.Now().Add(-time.Hour)}
+			a := &Acquisition{Since: of.rank}
 			a.Init(c, keys, true, false)
 			if got := a.quorum.score; got != of.want {
 				t.Errorf("score %v, want %s", got, of.want)

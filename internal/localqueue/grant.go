@@ -19,13 +19,13 @@ type Grant struct {
 }
 
 // Strict returns a lock that is still to be acquired, by itself: it stands in Redis, and in no queue of this process.
-func Strict(c *Config, keys *script.Keys, write, try bool) *Grant {
+func Strict(c *acquisition.Config, keys *script.Keys, write, try bool) *Grant {
 	both := new(struct {
 		Grant
 		turn
 	})
 	both.Grant = Grant{turn: &both.turn, wrote: write}
-	both.acq.Init(&c.Config, keys, write, try)
+	both.acq.Init(c, keys, write, try)
 	return &both.Grant
 }
 
@@ -38,11 +38,11 @@ func (g *Grant) Acquire(ctx context.Context, u acquisition.User) error {
 }
 
 // Acquire acquires a lock in the queue of its key, and waits until it is granted, or will not be granted, or ctx ends.
-func Acquire(ctx context.Context, c *Config, keys *script.Keys, write, try bool, u User) error {
-	q, spare := enter(c, keys)
-	w := &waiter{config: c, keys: keys, user: u, grant: new(Grant), spare: spare, write: write}
+func Acquire(ctx context.Context, c *acquisition.Config, keys *script.Keys, write, try bool, u User) error {
+	q, g, spare := enter(c, keys)
+	w := &waiter{config: c, keys: keys, user: u, grant: g, spare: spare, write: write}
 	if c.Ranks != nil {
-		w.rank = c.Ranks.Next()
+		w.since = c.Ranks.Next()
 	}
 	var err error
 	if try {
@@ -51,7 +51,7 @@ func Acquire(ctx context.Context, c *Config, keys *script.Keys, write, try bool,
 		err = q.acquire(ctx, w)
 	}
 	if err != nil {
-		q.leave(c, keys.Name())
+		q.leave(c, keys)
 	}
 	return err
 }
@@ -148,16 +148,12 @@ func (g *Grant) unlock(u acquisition.User) (last bool, next *turn, err error) {
 	g.end()
 	now := clock.Now()
 	q.serve(now)
-	last, err = t.acq.Remove(u)
-	if err != nil { // it was lost; Lost will be called
-		t.users++
+	if last, err = t.acq.Remove(u); last || err != nil { // an error: it was lost, and Lost will be called
 		q.drop(t)
-	} else {
-		g.locks = 0
-		q.leave(t.config, t.acq.Keys.Name())
 	}
-	if last {
-		q.drop(t)
+	if err == nil {
+		g.locks = 0
+		q.leave(t.acq.Config, t.acq.Keys)
 	}
 	q.endTurns(now)
 	return last, q.choose(now), err
@@ -165,9 +161,10 @@ func (g *Grant) unlock(u acquisition.User) (last bool, next *turn, err error) {
 
 // end takes g out of its turn.
 func (g *Grant) end() {
-	g.turn.users--
 	if g.write {
-		g.turn.writing = false
+		g.turn.users = 0
+	} else {
+		g.turn.users--
 	}
 }
 
@@ -182,8 +179,7 @@ func (g *Grant) Lost() {
 	q.drop(t)
 	g.locks--
 	if g.locks == 0 {
-		g.end()
-		q.leave(t.config, t.acq.Keys.Name())
+		q.leave(t.acq.Config, t.acq.Keys)
 	}
 	q.goOn(q.update())
 }
@@ -198,7 +194,7 @@ func (g *Grant) Downgrade(ctx context.Context, u acquisition.User) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if g.write && g.locks > 0 && !t.acq.Writes() {
-		g.write, t.writing, t.write = false, false, false
+		g.write, t.users, t.write = false, 1, false
 		q.goOn(q.update())
 	}
 	return err

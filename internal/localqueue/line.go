@@ -4,7 +4,6 @@ import (
 	"errors"
 
 	"github.com/redismutex/redismutex/internal/acquisition"
-	"github.com/redismutex/redismutex/internal/clock"
 	"github.com/redismutex/redismutex/internal/script"
 )
 
@@ -18,13 +17,12 @@ type User interface {
 // A waiter is a request that has not been served. The fields are guarded by the mutex of its queue, except those that are
 // set once. When it is over, the others do not change any more.
 type waiter struct {
-	config *Config
+	config *acquisition.Config
 	keys   *script.Keys
 	user   User
 	grant  *Grant
-	spare  *turn         // memory for the acquisition that it may need
-	since  clock.Instant // when it joined its line; 0: a moment ago
-	rank   int64         // among requests to several nodes, since it was made
+	spare  *turn // memory for the acquisition that it may need
+	since  int64 // when it was asked for, as acquisition.Acquisition.Since; 0: a moment ago
 	write  bool
 
 	over       bool
@@ -63,6 +61,16 @@ func (l *line) head() *waiter {
 		return nil
 	}
 	return l.last.next
+}
+
+// writes reports whether a writer waits in it.
+func (l *line) writes() bool {
+	for w := l.head(); w != nil; w = w.next {
+		if w.write || w == l.last {
+			return w.write
+		}
+	}
+	return false
 }
 
 func (l *line) push(w *waiter) {

@@ -15,7 +15,7 @@
 //
 // # The rules
 //
-//	T1   Requests with equal nodes, key, TTL, order, drift, node time-out and turn share a queue (Config.Init, enter).
+//	T1   Requests with equal nodes, key, TTL, order, drift, node time-out and turn share a queue (acquisition.Config.Init, enter).
 //	T2   A lock is granted under an acquisition that is held, trusted, strong enough and in its turn (turn.serves). The
 //	     head is served when its acquisition is granted, in any case.
 //	T3   Under one acquisition there is one writer, or readers, or nobody (turn.serves).
@@ -44,6 +44,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"unique"
 
 	"github.com/redismutex/redismutex/internal/acquisition"
 	"github.com/redismutex/redismutex/internal/clock"
@@ -57,7 +58,6 @@ type queue struct {
 
 	mu           sync.Mutex
 	acknowledged bool  // Redis has acknowledged a request since the queue was empty
-	writers      int32 // how many of the waiters write
 	first        line  // the waiters of the class that goes first, by order of choice
 	rest         line  // the other waiters
 	pending      *turn // the acquisition that is made for the head; nil: none
@@ -68,11 +68,10 @@ type queue struct {
 func (q *queue) acquire(ctx context.Context, w *waiter) error {
 	q.mu.Lock()
 	q.line(w).push(w)
-	if w.write {
-		q.writers++
-	}
 	mine := q.update()
-	w.since = clock.Now()
+	if w.since == 0 {
+		w.since = int64(clock.Now())
+	}
 	if q.head() != w {
 		q.goOn(mine)
 		mine = nil
@@ -131,7 +130,6 @@ func (q *queue) try(ctx context.Context, w *waiter) error {
 		return fmt.Errorf("%w: %q", lockerr.ErrLock, w.keys.Name())
 	}
 	t := w.turn()
-	t.acq.Rank = w.rank
 	t.init(q, w, true)
 	if err := t.acq.Acquire(ctx); err != nil {
 		return err
@@ -164,14 +162,14 @@ func (q *queue) tryLocally(w *waiter) (refused, granted bool) {
 			return false, true
 		}
 	}
-	excluded := waiting && (w.write || q.line(w) == &q.rest && q.writers > 0)
+	excluded := waiting && (w.write || q.line(w) == &q.rest && (q.first.writes() || q.rest.writes()))
 	return excluded || q.conflicts(w, now), false
 }
 
 // conflicts reports whether a lock of this process excludes w.
 func (q *queue) conflicts(w *waiter, now clock.Instant) bool {
 	for t := q.turns; t != nil; t = t.next {
-		if (t.writing || w.write) && t.acq.Trusted(now) {
+		if (t.users < 0 || w.write) && t.acq.Trusted(now) {
 			return true
 		}
 	}
@@ -197,9 +195,6 @@ func (q *queue) head() *waiter {
 // end ends the wait of w.
 func (q *queue) end(w *waiter, err error) {
 	q.line(w).remove(w)
-	if w.write {
-		q.writers--
-	}
 	w.finish(err)
 }
 
@@ -253,12 +248,7 @@ func (q *queue) grant(t *turn, w *waiter) bool {
 		q.drop(t)
 		return false
 	}
-	t.fresh = false
-	t.users++
-	if w.write {
-		t.writing = true
-		t.grants++
-	}
+	t.grant(w.write)
 	return true
 }
 
@@ -280,7 +270,7 @@ func (q *queue) endTurns(now clock.Instant) {
 		case t.users == 0:
 			q.drop(t)
 			t.acq.Abandon()
-		case !t.write || t.writing:
+		case !t.write || t.users < 0:
 		case t.lasts(now):
 			t.wake(now)
 		default:
@@ -309,7 +299,6 @@ func (q *queue) choose(now clock.Instant) *turn {
 		}
 	}
 	t := w.turn()
-	t.acq.Since, t.acq.Rank = w.since, w.rank
 	t.init(q, w, false)
 	t.acq.Share(q.acknowledged)
 	q.pending = t
@@ -332,7 +321,7 @@ func (q *queue) onAcquired(t *turn, err error) {
 	switch {
 	case err == nil:
 		q.acknowledged = true
-		t.begin()
+		t.ends = clock.Never
 		t.next, q.turns = q.turns, t
 	case err != acquisition.ErrRetry:
 		q.fail(err)
@@ -361,34 +350,41 @@ var queues struct {
 	m map[name]*queue
 }
 
-// enter returns the queue of a key, which has one request more.
-func enter(c *Config, keys *script.Keys) (*queue, *turn) {
-	queues.Lock()
-	defer queues.Unlock()
-	n := name{c.kind, keys.Name()}
-	q, spare := queues.m[n], (*turn)(nil)
-	if q == nil {
-		both := new(struct {
-			queue
-			turn
-		})
-		q, spare = &both.queue, &both.turn
-		if queues.m == nil {
-			queues.m = map[name]*queue{}
-		}
-		queues.m[n] = q
-	}
-	q.requests++
-	return q, spare
+// A name is what the requests of one queue have in common.
+type name struct {
+	kind unique.Handle[acquisition.Kind]
+	key  string
 }
 
-// leave notes that q has one request less. A queue without requests is forgotten.
-func (q *queue) leave(c *Config, key string) {
+// enter returns the queue of a key, which has one request more, and memory for that one.
+func enter(c *acquisition.Config, keys *script.Keys) (q *queue, g *Grant, spare *turn) {
+	queues.Lock()
+	defer queues.Unlock()
+	n := name{c.Kind, keys.Name()}
+	if q = queues.m[n]; q != nil {
+		q.requests++
+		return q, new(Grant), nil
+	}
+	first := new(struct {
+		queue
+		Grant
+		turn
+	})
+	if queues.m == nil {
+		queues.m = map[name]*queue{}
+	}
+	queues.m[n] = &first.queue
+	first.requests = 1
+	return &first.queue, &first.Grant, &first.turn
+}
+
+// leave notes that the queue of a key has one request less. A queue without requests is forgotten.
+func (q *queue) leave(c *acquisition.Config, keys *script.Keys) {
 	queues.Lock()
 	defer queues.Unlock()
 	q.requests--
 	if q.requests == 0 {
-		delete(queues.m, name{c.kind, key})
+		delete(queues.m, name{c.Kind, keys.Name()})
 	}
 }
 

@@ -32,8 +32,8 @@ const (
 )
 
 // newConfig returns that of a process with these clients.
-func newConfig(o order, clients ...*redis.Client) *Config {
-	c := &Config{Turn: length}
+func newConfig(o order, clients ...*redis.Client) *acquisition.Config {
+	c := &acquisition.Config{Turn: length}
 	for _, rc := range clients {
 		c.Nodes = append(c.Nodes, node.Of(rc))
 	}
@@ -88,7 +88,7 @@ type game struct {
 	*rapid.T
 	order   order
 	admins  []*redis.Client
-	configs []*Config
+	configs []*acquisition.Config
 	links   []*faultnet.Link
 	keys    *script.Keys
 	callers []*caller
