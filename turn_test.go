@@ -266,6 +266,22 @@ func TestLocalLocksExcludeEachOtherInOrder(t *testing.T) {
 	}
 }
 
+// T4: a newcomer does not overtake, though the turn would allow it.
+func TestNewcomerDoesNotOvertake(t *testing.T) {
+	inBubble(t, func(w *world) {
+		m := NewMutex(w.client(nil), "x", WithTurn(time.Second))
+		reader := w.lock(m, false)
+		writer := w.later(m, true)
+		newcomer := w.later(m, false)
+		w.pending(newcomer)
+		w.unlock(reader)
+		l := w.granted(writer, "the writer")
+		w.pending(newcomer)
+		w.unlock(l)
+		w.unlock(w.granted(newcomer, "the reader that came last"))
+	})
+}
+
 // T4: a request that is granted as its context ends returns the lock or passes it on: it is never lost.
 func TestGrantAndGivingUpAtOnce(t *testing.T) {
 	inBubble(t, func(w *world) {

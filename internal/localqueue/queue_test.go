@@ -4,14 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redismutex/redismutex/internal/acquisition"
+	"github.com/redismutex/redismutex/internal/clock"
 	"github.com/redismutex/redismutex/internal/faultnet"
 	"github.com/redismutex/redismutex/internal/lockerr"
 	"github.com/redismutex/redismutex/internal/logger"
@@ -54,6 +57,42 @@ const (
 	writersFirst
 	readersFirst
 )
+
+// T2, T7: a grant whose trust has ended when the queue learns of it, since the process was stopped, serves nobody. It is
+// not kept and renewed for ever: the head asks again.
+func TestGrantThatServesNobodyIsNotKept(t *testing.T) {
+	redistest.MiniLocks(t)
+	synctest.Test(t, func(t *testing.T) {
+		defer time.Sleep(10 * time.Minute) // in which everything in the background ends
+		_, rc := redistest.Mini(t)
+		c, g := newConfig(firstCome, rc), &caller{write: true, result: make(chan error, 1)}
+		keys, _ := script.NewKeys("x")
+		q, grant, pending := enter(c, keys)
+		w := &waiter{config: c, keys: keys, user: g, grant: grant, write: true}
+		q.line(w).push(w)
+		pending.init(q, w, false)
+		q.pending = pending
+		if err := pending.acq.Acquire(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		until := reflect.ValueOf(&pending.acq).Elem().FieldByName("until").Addr().UnsafePointer()
+		(*atomic.Int64)(until).Store(int64(clock.Now()))
+		q.onAcquired(pending, nil)
+		go func() { g.result <- q.wait(t.Context(), w) }()
+		time.Sleep(ttl)
+		select {
+		case err := <-g.result:
+			if err != nil || g.grant.turn == pending {
+				t.Errorf("%v: want the head served by another acquisition", err)
+			}
+		default:
+			t.Fatal("the head waits, want it served")
+		}
+		if err := g.grant.Unlock(t.Context(), g); err != nil {
+			t.Error(err)
+		}
+	})
+}
 
 // A caller asks for a lock, and has it until it unlocks.
 type caller struct {
