@@ -94,6 +94,46 @@ func TestGrantThatServesNobodyIsNotKept(t *testing.T) {
 	})
 }
 
+// A user that hears of a loss late: other goroutines run first.
+type lateUser struct {
+	caller
+	tell chan struct{}
+}
+
+func (l *lateUser) End(cause error) { <-l.tell; l.caller.End(cause) }
+
+// T2, T11: nobody is served under an acquisition that was lost, though it is in its turn and its queue has not heard of it.
+func TestLostAcquisitionServesNobody(t *testing.T) {
+	redistest.MiniLocks(t)
+	synctest.Test(t, func(t *testing.T) {
+		defer time.Sleep(10 * time.Minute)
+		_, rc := redistest.Mini(t)
+		c := newConfig(firstCome, rc)
+		keys, _ := script.NewKeys("x")
+		writer, reader := &lateUser{tell: make(chan struct{})}, &caller{}
+		if err := Acquire(t.Context(), c, keys, true, false, writer); err != nil {
+			t.Fatal(err)
+		}
+		if err := writer.grant.Downgrade(t.Context(), writer); err != nil {
+			t.Fatal(err)
+		}
+		rc.FlushAll(t.Context())
+		go writer.grant.Downgrade(context.Background(), writer) // once more: it learns of the loss
+		synctest.Wait()
+		if err := Acquire(t.Context(), c, keys, false, false, reader); err != nil {
+			t.Fatal(err)
+		}
+		if reader.grant.turn == writer.grant.turn || reader.grant.Usable(reader) != nil {
+			t.Error("a reader is served under the acquisition that was lost")
+		}
+		close(writer.tell)
+		synctest.Wait()
+		if err := reader.grant.Unlock(t.Context(), reader); err != nil || Len() != 0 {
+			t.Errorf("%v, and %d queues are left", err, Len())
+		}
+	})
+}
+
 // A caller asks for a lock, and has it until it unlocks.
 type caller struct {
 	process int

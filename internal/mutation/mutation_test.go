@@ -148,7 +148,7 @@ var mutants = []mutant{
 	{"the token's low bits are not advanced", "internal/localqueue/turn.go", "t.users, t.grants = -1, t.grants+1", "t.users = -1", scenario("TestTokensRiseOverTurns")},
 	{"a writer is served beside readers", "internal/localqueue/turn.go", "w.write && (!t.write || t.users > 0)", "w.write && !t.write", scenario("TestLocalLocksExcludeEachOtherInOrder")},
 	{"a reader is served beside a writer", "internal/localqueue/turn.go", "t.users < 0, ", "", scenario("TestLocalLocksExcludeEachOtherInOrder")},
-	{"a lost acquisition still serves", "internal/acquisition/acquisition.go", "	case a.state != held, outer", "	case a.state == pending, outer", scenario("TestNothingNestsInALockThatHasJustEnded")},
+	{"a lost acquisition still serves", "internal/acquisition/acquisition.go", "	case a.state != held, outer", "	case a.state == pending, outer", checker{"./internal/localqueue", "^TestLostAcquisitionServesNobody$", nil}},
 	{"the age is forgotten", "internal/localqueue/turn.go", "	t.acq.Since = w.since\n", "", scenario("TestAgeRestoresThePlace")},
 	{"the waiter of a head that gave up stays", "internal/localqueue/queue.go", "if p != nil && (w == nil || w.write != p.write) {", "if false {", scenario("TestWaiterInRedisOutlivesItsHead")},
 	{"a process waits in Redis for what it holds", "internal/localqueue/queue.go", "		if t.write {\n			return nil\n", "		if t.write {\n			break\n", scenario("TestOneWaiterInRedisForAProcess")},
