@@ -13,9 +13,9 @@ import (
 	"github.com/redismutex/redismutex/internal/redistest"
 )
 
-// The 17 allocations of Lock and Unlock of a write lock are: the request, the Lock, its id (2), its context (2), the
-// arguments of two calls (2); and in go-redis two commands (2), the check of the connection before each (6), and the token
-// in the reply.
+// The 19 allocations of Lock and Unlock of a write lock are: the request, the Lock, its queue with the acquisition, its wait,
+// its id (2), its context (2), the arguments of two calls (2); and in go-redis two commands (2), the check of the connection
+// before each (6), and the token in the reply.
 func TestAllocationsOfAnUncontendedLock(t *testing.T) {
 	ctx := context.Background()
 	m := NewMutex(redistest.Start(t).Client(t), "x")
@@ -38,7 +38,7 @@ func TestAllocationsOfAnUncontendedLock(t *testing.T) {
 	}
 }
 
-// A held lock has no goroutine and no timer of its own, and takes at most 640 bytes.
+// A held lock has no goroutine and no timer of its own, and takes at most 700 bytes.
 func TestHeldLockIsSmall(t *testing.T) {
 	const n = 2000
 	m := NewMutex(redistest.Start(t).Client(t), "x")
@@ -70,8 +70,8 @@ func TestHeldLockIsSmall(t *testing.T) {
 		t.Errorf("%d more goroutines for %d held locks, want none", more, n)
 	}
 	t.Logf("%d bytes for a held lock", perLock)
-	if perLock > 640 {
-		t.Errorf("%d bytes for a held lock, want at most 640", perLock)
+	if perLock > 700 {
+		t.Errorf("%d bytes for a held lock, want at most 700", perLock)
 	}
 	free()
 }

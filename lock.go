@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/redismutex/redismutex/internal/acquisition"
 	"github.com/redismutex/redismutex/internal/clock"
+	"github.com/redismutex/redismutex/internal/localqueue"
 	"github.com/redismutex/redismutex/internal/lockerr"
 )
 
@@ -28,45 +28,53 @@ import (
 type Lock struct {
 	ctx    context.Context
 	cancel context.CancelCauseFunc
-	acq    *acquisition.Acquisition // shared with the locks nested in it
-	owner  *owner                   // nil: none
+	grant  *localqueue.Grant // shared with the locks nested in it
 }
 
 var _ context.Context = (*Lock)(nil)
 
-// open makes l a user of its acquisition, nested in outer unless that is nil.
-func (l *Lock) open(r request, outer *Lock) error {
+// open acquires l, or nests it in outer unless that is nil. Unless l has a grant it waits in the queue of its key. It may
+// be a lock of an owner.
+func (l *Lock) open(m *RWMutex, r request, outer *Lock, o *owner) error {
 	// The context is made first, under no mutex: making one calls into its parent.
 	l.ctx, l.cancel = context.WithCancelCause(r.ctx)
-	var in acquisition.User
-	if outer != nil {
-		in = (*user)(outer)
+	if o != nil {
+		l.cancel = o.dropping(l, l.cancel)
 	}
-	if err := l.acq.Join((*user)(l), in, r.write); err != nil {
+	var err error
+	switch {
+	case outer != nil:
+		err = l.grant.Nest((*user)(l), (*user)(outer), r.write)
+	case l.grant != nil:
+		err = l.grant.Acquire(r.ctx, (*user)(l))
+	default:
+		err = localqueue.Acquire(r.ctx, &m.config, r.keys, r.write, r.try, (*user)(l))
+	}
+	if err != nil {
 		l.cancel(err)
 		return err
 	}
-	l.owner.granted(l)
+	o.granted(l)
 	return nil
 }
 
 // ID returns the lock's id, which is unique and under which Redis knows it. With several nodes each node has an id of its
 // own; this is the one under which the first node knew the lock, or was asked for it, when it was granted.
-func (l *Lock) ID() string { return l.acq.ID() }
+func (l *Lock) ID() string { return l.grant.ID() }
 
 // Key returns the Redis key that is locked.
-func (l *Lock) Key() string { return l.acq.Keys.Name() }
+func (l *Lock) Key() string { return l.grant.Keys().Name() }
 
 // Token returns the fencing token: it is greater than every token granted on this key before. What is written under the
 // lock can carry it, and a store that refuses a token lower than one it has seen refuses a holder that was paused for so
 // long that its lease ended unnoticed. The token of a read lock is 0, unless the lock is nested in a write lock, or was
 // one before [Lock.Downgrade].
-func (l *Lock) Token() uint64 { return l.acq.Token() }
+func (l *Lock) Token() uint64 { return l.grant.Token() }
 
 // Until returns the time at which trust in the lock ends unless it is renewed. It moves on with each renewal. It counts
 // from the moment before the last successful renewal was sent, less a margin for clocks that do not run alike (see
 // [WithDriftFactor]). With several nodes it is the time at which no majority of trusted leases is left.
-func (l *Lock) Until() time.Time { return l.acq.Until().Time() }
+func (l *Lock) Until() time.Time { return l.grant.Until().Time() }
 
 // Deadline returns the deadline of the parent context.
 func (l *Lock) Deadline() (deadline time.Time, ok bool) { return l.ctx.Deadline() }
@@ -78,7 +86,7 @@ func (l *Lock) Done() <-chan struct{} { return l.ctx.Done() }
 // process that was paused learns here that its lease is over, before any timer has fired.
 func (l *Lock) Err() error {
 	err := l.ctx.Err()
-	if err == nil && l.acq.Until() <= clock.Now() {
+	if err == nil && l.grant.Until() <= clock.Now() {
 		_ = l.usable()
 		err = l.ctx.Err()
 	}
@@ -98,7 +106,7 @@ func (l *Lock) Value(key any) any {
 func (l *Lock) Unlock() {
 	err := l.UnlockContext(context.Background())
 	if err != nil && !errors.Is(err, ErrUnlocked) {
-		l.acq.Config.Log.Error(l.Key(), "unlock", err)
+		l.grant.Config().Log.Error(l.Key(), "unlock", err)
 	}
 }
 
@@ -122,17 +130,11 @@ func (l *Lock) UnlockContext(ctx context.Context) error {
 	if ctx == nil {
 		return fmt.Errorf("%w: nil context", ErrInvalid)
 	}
-	last, err := l.acq.Leave((*user)(l))
-	if err != nil {
-		l.finish(err)
+	if err := l.usable(); err != nil {
 		return err
 	}
 	l.cancel(ErrUnlocked)
-	l.owner.drop(l)
-	if !last {
-		return nil
-	}
-	return l.acq.Release(ctx)
+	return l.grant.Unlock(ctx, (*user)(l))
 }
 
 // Downgrade makes a write lock a read lock without another writer in between; readers at the head of the queue join at
@@ -159,7 +161,7 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 	if ctx.Err() != nil {
 		err = lockerr.Interrupted(ctx, l.Key())
 	} else {
-		err = l.acq.Downgrade(ctx, (*user)(l))
+		err = l.grant.Downgrade(ctx, (*user)(l))
 	}
 	if ended := l.usable(); ended != nil { // of which the end of ctx may be a consequence
 		return ended
@@ -170,7 +172,7 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 // usable returns nil, or an error that matches ErrUnlocked or ErrLockLost. The lock's context is done then, even if
 // whoever ended the lock has not come to that yet.
 func (l *Lock) usable() error {
-	err := l.acq.Usable((*user)(l))
+	err := l.grant.Usable((*user)(l))
 	l.finish(err)
 	return err
 }
@@ -181,7 +183,7 @@ func (l *Lock) finish(err error) {
 	case errors.Is(err, ErrUnlocked):
 		l.cancel(ErrUnlocked)
 	case errors.Is(err, ErrLockLost):
-		l.cancel(l.acq.Cause())
+		l.cancel(l.grant.Cause())
 	}
 }
 
@@ -192,5 +194,8 @@ type user Lock
 func (u *user) End(cause error) {
 	l := (*Lock)(u)
 	l.cancel(cause)
-	l.owner.drop(l)
+	l.grant.Lost()
 }
+
+// Granted implements [localqueue.User].
+func (u *user) Granted(g *localqueue.Grant) { u.grant = g }

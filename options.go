@@ -21,6 +21,9 @@ const (
 
 	// MaxTTL is the longest lease that [WithTTL] accepts.
 	MaxTTL = 365 * 24 * time.Hour
+
+	// DefaultTurn is the turn of a process without [WithTurn].
+	DefaultTurn = 5 * time.Millisecond
 )
 
 // A MutexOption sets an option of a mutex in [NewMutex] and [NewRedlock].
@@ -90,9 +93,24 @@ func WithTimeoutFactor(factor float64) MutexOption {
 	}
 }
 
+// WithTurn sets for how long a process that is granted the lock may pass it among its own goroutines before others are
+// served. The default is [DefaultTurn]. Goroutines that share a turn wait for each other in the process and not in Redis, so
+// passing the lock on costs no call. In return, a request is overtaken for at most one turn of each other process. A
+// lock that is held when the turn ends is held on. With 0 the order is strict: first come, first served for each single
+// lock, and nothing is shared. A turn is at most a quarter of the TTL.
+func WithTurn(d time.Duration) MutexOption {
+	return func(m *RWMutex) error {
+		if d < 0 {
+			return fmt.Errorf("%w: turn %v, want 0 or more", ErrInvalid, d)
+		}
+		m.settings.turn = d
+		return nil
+	}
+}
+
 // settings are what the options of a mutex have set.
 type settings struct {
-	ttl            time.Duration
+	ttl, turn      time.Duration
 	order          order
 	logger         *slog.Logger
 	drift, timeout *float64 // factors of the TTL; nil: the default
@@ -128,7 +146,10 @@ const (
 // configure sets in c what the settings come to with n nodes.
 func (s *settings) configure(c *acquisition.Config, n int) error {
 	part := func(factor float64) time.Duration { return time.Duration(factor * float64(s.ttl)) }
-	c.TTL, c.Durations = s.ttl, script.NewDurations(s.ttl)
+	if s.turn > s.ttl/4 {
+		return fmt.Errorf("%w: turn %v, want at most a quarter of the TTL of %v", ErrInvalid, s.turn, s.ttl)
+	}
+	c.TTL, c.Durations, c.Turn = s.ttl, script.NewDurations(s.ttl), s.turn
 	c.Drift = part(defaultDriftFactor)
 	if s.drift != nil {
 		c.Drift = part(*s.drift)

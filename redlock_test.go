@@ -531,12 +531,12 @@ func TestUntilIsTheEndOfTheMajority(t *testing.T) {
 		var ends []clock.Instant
 		for _, i := range []int{4, 2, 0} { // each has been renewed for the last time at another time
 			ns.links[i].Hole(true, true)
-			ends = append(ends, clock.Now().Add(ns.minis[i].TTL("x")-l.acq.Config.Drift))
+			ends = append(ends, clock.Now().Add(ns.minis[i].TTL("x")-l.grant.Config().Drift))
 			time.Sleep(DefaultTTL / 8)
 		}
 		synctest.Wait()
 		slices.Sort(ends)
-		if until := l.acq.Until(); until != ends[2] {
+		if until := l.grant.Until(); until != ends[2] {
 			ns.Errorf("until %v, of %v", until, ends)
 		}
 	})
@@ -818,7 +818,7 @@ func (w *witness) holds(l *Lock) {
 func TestSlowClockIsNotServedFirstForever(t *testing.T) {
 	onNodes(t, 3, func(ns *nodes) {
 		process := func(name string, ahead time.Duration) *RWMutex {
-			m := ns.mutex()
+			m := ns.mutex(WithTurn(0))
 			m.config.Ranks = &acquisition.LamportClock{Now: func() time.Time { return time.Now().Add(ahead) }}
 			return m
 		}

@@ -65,7 +65,7 @@ func NewRedlock(nodes []redis.Scripter, name string, opt ...MutexOption) *RWMute
 }
 
 func newMutex(nodes []redis.Scripter, name string, opt []MutexOption) *RWMutex {
-	m := &RWMutex{name: name, settings: settings{ttl: DefaultTTL}}
+	m := &RWMutex{name: name, settings: settings{ttl: DefaultTTL, turn: DefaultTurn}}
 	m.keys, m.err = script.NewKeys(name)
 	for _, o := range opt {
 		if o == nil {
@@ -80,6 +80,7 @@ func newMutex(nodes []redis.Scripter, name string, opt []MutexOption) *RWMutex {
 		for i, rc := range nodes {
 			m.config.Nodes[i] = node.Of(rc)
 		}
+		m.config.Init()
 	}
 	return m
 }
@@ -185,18 +186,11 @@ func (m *RWMutex) lock(r request, opt []LockOption) (*Lock, error) {
 		return nil, lockerr.Ended(r.ctx, r.keys.Name())
 	}
 	for {
-		l, outer := m.newLock(r)
-		err := error(nil)
-		if outer == nil {
-			err = l.acq.Acquire(r.ctx)
-		}
-		if err == nil {
-			err = l.open(r, outer)
-		}
+		l, outer, o := m.newLock(r)
+		err := l.open(m, r, outer, o)
 		if err == nil {
 			return l, nil
 		}
-		l.owner.drop(l)
 		if err != acquisition.ErrRetry {
 			return nil, err
 		}

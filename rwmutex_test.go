@@ -135,7 +135,7 @@ func TestNobodyTouchesTheLeaseOfAnother(t *testing.T) {
 		unchanged("a writer waits", first.ID())
 		leases = w.leases()
 
-		other, _ := w.process(redismutex.WithTTL(short))
+		other, _ := w.process(redismutex.WithTTL(short), redismutex.WithTurn(0)) // a waiter in Redis for each call
 		for _, try := range []call{other.TryLockContext, other.TryRLockContext} {
 			if _, err := try(w.Context()); !errors.Is(err, redismutex.ErrLock) {
 				w.Errorf("a try while a reader holds and a writer waits: want ErrLock, got %v", err)
@@ -422,9 +422,9 @@ func TestGrantIsOneMessageToOneProcess(t *testing.T) {
 	t.Run("grants to the same process", func(t *testing.T) {
 		inWorld(t, func(w world) {
 			messages := w.Messages("redismutex:*")
-			holder, _ := w.process()
-			one, _ := w.process()
-			another, _ := w.process()
+			holder, _ := w.process(redismutex.WithTurn(0))
+			one, _ := w.process(redismutex.WithTurn(0))
+			another, _ := w.process(redismutex.WithTurn(0))
 			l := w.lock(holder.LockContext)
 			var readers []<-chan outcome
 			for _, mutex := range []*redismutex.RWMutex{one, another, one, holder, another, one} {

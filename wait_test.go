@@ -193,7 +193,7 @@ func TestLostMessageCostsTimeOnly(t *testing.T) {
 // once.
 func TestLostUnlockReplyDelaysNobody(t *testing.T) {
 	inBubble(t, func(w *world) {
-		mutex := NewMutex(w.client(w.link), "x")
+		mutex := NewMutex(w.client(w.link), "x", WithTurn(0))
 		w.unlock(w.lock(mutex, true)) // the server learns the scripts
 		holder := w.lock(mutex, true)
 		next := w.later(mutex, true)
@@ -419,7 +419,7 @@ func TestSimultaneousAcquiresAllWait(t *testing.T) {
 		const many = 400
 		holder := w.lock(NewMutex(w.client(nil), "x"), true)
 		rc := w.client(w.link, func(o *redis.Options) { o.PoolSize, o.PoolTimeout = 2, time.Hour })
-		mutex := NewMutex(rc, "x")
+		mutex := NewMutex(rc, "x", WithTurn(0))
 		w.link.SetDelay(25 * time.Millisecond) // with two connections it takes them several TTLs to join
 		ctx, cancel := context.WithCancel(w.Context())
 		defer cancel()

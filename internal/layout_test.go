@@ -15,6 +15,7 @@ const module = "github.com/redismutex/redismutex"
 // layers are the packages of the library from top to bottom. A package may import those below its own layer.
 var layers = [][]string{
 	{""},
+	{"/internal/localqueue"},
 	{"/internal/acquisition"},
 	{"/internal/node"},
 	{"/internal/mailbox", "/internal/script", "/internal/quorum", "/internal/logger"},

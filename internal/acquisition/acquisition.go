@@ -50,7 +50,7 @@ import (
 type Acquisition struct {
 	Config *Config
 	Keys   *script.Keys
-	Since  clock.Instant // when it was asked for; set before Init if it has waited in this process, else 0
+	Since  int64 // set before Init if it has waited in this process: with one node an instant, with several its rank
 
 	token uint64       // set before it is held, and not changed afterwards
 	until atomic.Int64 // when trust in it ends
@@ -59,7 +59,11 @@ type Acquisition struct {
 	state  state
 	try    bool
 	write  bool // not any more after a downgrade
+	wrote  bool // it was asked for as a write lock
 	queued bool // a majority of the nodes has granted it or put it into the queue
+	// These two are set by Share.
+	shared, outlives bool
+
 	users  users
 	cause  *error        // why it was lost; a pointer, since few are
 	signal chan struct{} // wakes the caller, and holds one signal; nil: the caller does not sleep
@@ -128,7 +132,7 @@ var ErrRetry = errors.New("acquire again")
 
 // Init makes a a request that has not been sent.
 func (a *Acquisition) Init(c *Config, keys *script.Keys, write, try bool) {
-	a.Config, a.Keys, a.write, a.try = c, keys, write, try
+	a.Config, a.Keys, a.write, a.wrote, a.try = c, keys, write, write, try
 	if len(c.Nodes) > 1 {
 		a.nodes = newSeveralNodes(a)
 		return
@@ -137,12 +141,13 @@ func (a *Acquisition) Init(c *Config, keys *script.Keys, write, try bool) {
 	a.parts, a.nodes = a.array[:], (*oneNode)(a)
 }
 
-// age returns for how long a has been asked for. Its place in the queue is that of a request made so long ago.
+// age returns for how long a has been asked for. Its place in the queue of one node is that of a request made so long ago;
+// with several nodes its score says that.
 func (a *Acquisition) age() time.Duration {
 	if a.Since == 0 {
 		return 0
 	}
-	return time.Duration(clock.Now() - a.Since)
+	return time.Duration(clock.Now()) - time.Duration(a.Since)
 }
 
 // ID returns the id under which the first node knew it, or was asked for it, when it was granted.
@@ -180,6 +185,9 @@ func (a *Acquisition) wait(ctx context.Context) error {
 		select {
 		case <-signal:
 		case <-ctx.Done():
+			if a.waitsOn() {
+				return ErrWaiting
+			}
 			return a.refused(ctx)
 		}
 	}
@@ -211,7 +219,7 @@ func (a *Acquisition) Join(u, outer User, write bool) error {
 	case write && !a.write:
 		return fmt.Errorf("%w: %q: unlock it first, or lock for writing in the first place", lockerr.ErrUpgrade, a.Keys.Name())
 	}
-	a.users.add(u, write)
+	a.users.add(u, write, a.wrote)
 	return nil
 }
 
@@ -255,17 +263,7 @@ func (a *Acquisition) usable(u User) error {
 // Leave removes a user and reports whether it was the last one. Release has to follow then. The error is that of Usable.
 func (a *Acquisition) Leave(u User) (last bool, err error) {
 	a.loseIfExpired()
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if err := a.usable(u); err != nil {
-		return false, err
-	}
-	a.users.remove(u)
-	if a.users.none() {
-		a.state = released
-		return true, nil
-	}
-	return false, nil
+	return a.Remove(u)
 }
 
 // Cause returns why it was lost. It must have been lost.

@@ -2,8 +2,10 @@ package acquisition
 
 import (
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
+	"unique"
 
 	"github.com/redismutex/redismutex/internal/node"
 )
@@ -15,6 +17,25 @@ type Config struct {
 	Ranks        *LamportClock // nil with one node
 	WritersFirst bool
 	ReadersFirst bool
+	Turn         time.Duration // how long requests of this process share an acquisition; 0: they do not
+	Kind         unique.Handle[Kind]
+}
+
+// A Kind is what requests have in common that may share an acquisition, but for the key.
+type Kind struct {
+	nodes                      string // the names of their mailboxes, in order
+	ttl, drift, timeout, turn  time.Duration
+	writersFirst, readersFirst bool
+}
+
+// Init sets the kind. It has to be called when everything else is set.
+func (c *Config) Init() {
+	names := make([]string, len(c.Nodes))
+	for i, n := range c.Nodes {
+		names[i] = n.Mailbox.Name()
+	}
+	slices.Sort(names)
+	c.Kind = unique.Make(Kind{strings.Join(names, " "), c.TTL, c.Drift, c.Timeout, c.Turn, c.WritersFirst, c.ReadersFirst})
 }
 
 // first reports whether a writer, or a reader, goes before all waiters of the other kind.

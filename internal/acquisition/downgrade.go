@@ -55,11 +55,16 @@ func (a *Acquisition) becomeReader(u User) (writers []*part, err error) {
 	switch err := a.usable(u); {
 	case err != nil:
 		return nil, err
-	case !a.users.writing(u):
+	case !a.users.writing(u, a.wrote):
 		return nil, fmt.Errorf("%w: downgrade %q: it is a read lock", lockerr.ErrInvalid, a.Keys.Name())
-	case a.users.writers() > 1:
+	case a.users.writers(a.wrote) > 1:
 		return nil, fmt.Errorf("%w: downgrade %q: unlock the nested write locks first", lockerr.ErrInvalid, a.Keys.Name())
 	}
+	return a.makeReader(), nil
+}
+
+// makeReader is becomeReader without a user that asks for it. The mutex is held.
+func (a *Acquisition) makeReader() (writers []*part) {
 	a.write = false
 	for _, p := range a.parts {
 		switch {
@@ -71,7 +76,7 @@ func (a *Acquisition) becomeReader(u User) (writers []*part, err error) {
 			p.replaceByReader()
 		}
 	}
-	return writers, nil
+	return writers
 }
 
 // replaceByReader puts a reader in the place of p, which does not hold.

@@ -28,7 +28,7 @@ func (n *oneNode) decide() {
 	case p.in && p.granted:
 		a.grant(p.token)
 	case p.in, p.why == nil, isRetried(p.why) && !n.try:
-	case !n.queued, isFinal(p.why):
+	case !n.queued && !n.outlives, isFinal(p.why):
 		a.abandon()
 	}
 }

@@ -22,6 +22,7 @@ type part struct {
 	node *node.Node
 	sent atomic.Int64 // when its last request was written to a connection; Always: it has not been
 
+	front   *part // whose acquire goes in front of the release of this one; nil: none
 	token   uint64
 	why     error // why it is not in; while it is, why it could not be renewed
 	failed  uint8 // how many attempts on this node have failed in a row
@@ -80,7 +81,7 @@ func (p *part) acquire(ctx context.Context) {
 			continue
 		}
 		sent := clock.Now()
-		c := p.participant().Acquire(try, a.Config.first(p.Write), a.age())
+		c := p.acquireCommand(try)
 		r, err := p.node.Call(ctx, a.Config.TTL, c, place)
 		p = p.onAcquired(sent, r, err)
 	}
@@ -89,21 +90,13 @@ func (p *part) acquire(ctx context.Context) {
 // listen opens the mailbox for messages to p, and waits until it listens or for so long that looking is better. A message
 // may overtake the reply to the acquire, so this comes before the acquire is sent.
 func (p *part) listen(ctx context.Context) {
-	a := p.acq
-	a.mu.Lock()
-	if !p.active() {
-		a.mu.Unlock()
-		return
-	}
-	p.listens = true
-	settled := p.node.Mailbox.Join(p.ID.(string), p)
-	a.mu.Unlock()
+	settled := p.openMailbox()
 	select {
 	case <-settled:
 		return
 	default:
 	}
-	timeout := time.NewTimer(min(a.Config.TTL/4, time.Second))
+	timeout := time.NewTimer(min(p.acq.Config.TTL/4, time.Second))
 	defer timeout.Stop()
 	select {
 	case <-settled:
@@ -111,6 +104,24 @@ func (p *part) listen(ctx context.Context) {
 	case <-ctx.Done():
 	}
 }
+
+// acquireCommand is the command that acquires p.
+func (p *part) acquireCommand(try bool) script.Command {
+	return p.participant().Acquire(try, p.acq.Config.first(p.Write), p.acq.age())
+}
+
+// openMailbox opens the mailbox for messages to p. The channel is closed when it listens, or cannot.
+func (p *part) openMailbox() (settled <-chan struct{}) {
+	p.acq.mu.Lock()
+	defer p.acq.mu.Unlock()
+	if !p.active() {
+		return closed
+	}
+	p.listens = true
+	return p.node.Mailbox.Join(p.ID.(string), p)
+}
+
+var closed = func() <-chan struct{} { c := make(chan struct{}); close(c); return c }()
 
 // begin reports whether p is to ask the node.
 func (p *part) begin() bool {
@@ -372,7 +383,7 @@ func (p *part) fail(why error) news {
 		return news{}
 	}
 	next.acquireSoon()
-	if p.failed > 0 || !wasIn && !isRetried(why) {
+	if p.failed > 0 || !wasIn && !isRetried(why) && !a.outlives {
 		return news{} // it has been logged, or is returned
 	}
 	n := news{acquisition: a, what: "the waiter joins the queue again", err: a.nodes.onNode(p, why)}

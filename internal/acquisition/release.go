@@ -34,7 +34,7 @@ func (p *part) release(ctx context.Context) vote {
 	}
 	n.Renewer.Forget(&p.Lease) // until now it was renewed
 	sent := clock.Now()
-	r, err := n.Call(ctx, p.acq.Config.TTL, p.participant().Release(p.Tombstone), place)
+	r, err := p.sendRelease(ctx, place)
 	n.LookForLostGrants(p.acq.Keys.Name(), sent, clock.Always, r, err)
 	if err != nil {
 		n.Renewer.ReleaseAgain(&p.Lease, sent)

@@ -32,10 +32,13 @@ type severalNodes struct {
 }
 
 func newSeveralNodes(a *Acquisition) *severalNodes {
+	if a.Since == 0 {
+		a.Since = a.Config.Ranks.Next()
+	}
 	n := len(a.Config.Nodes)
 	s := &severalNodes{
 		Acquisition: a,
-		rank:        script.Score(max(1, a.Config.Ranks.Next()-a.age().Microseconds()), a.Config.first(a.write)),
+		rank:        script.Score(a.Since, a.Config.first(a.write)),
 		since:       slices.Repeat([]clock.Instant{clock.Always}, n),
 	}
 	a.parts = make([]*part, n)
@@ -75,7 +78,7 @@ func (s *severalNodes) askEach(ctx context.Context) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if waited && up < majority {
+	if waited && up < majority && !s.outlives {
 		requests.Release(1)
 		for i, p := range s.parts {
 			p.why = down[i]
@@ -128,7 +131,7 @@ func (s *severalNodes) decide() {
 	switch {
 	case quorum.Decide(n, c.granted, 0) == quorum.Yes:
 		s.agreeOnToken(soon, c.highest)
-	case quorum.Decide(n, c.in, c.failed) == quorum.No && !s.queued && s.isClear(c),
+	case quorum.Decide(n, c.in, c.failed) == quorum.No && !s.queued && !s.outlives && s.isClear(c),
 		quorum.Decide(n, 0, c.final) == quorum.No:
 		s.abandon()
 	case !c.open && c.granted > 0:

@@ -8,14 +8,14 @@ type User interface {
 
 // users are the locks that share an acquisition: one, and seldom more.
 type users struct {
-	one    User
-	more   map[User]bool // whether it writes
-	writes bool          // the one does
+	one  User          // it asked for what the acquisition was made for, reading or writing
+	more map[User]bool // whether it writes
 }
 
-func (us *users) add(u User, write bool) {
-	if us.one == nil {
-		us.one, us.writes = u, write
+// add adds a user. The acquisition was made for writing or for reading.
+func (us *users) add(u User, write, acquisition bool) {
+	if us.one == nil && write == acquisition {
+		us.one = u
 		return
 	}
 	if us.more == nil {
@@ -39,11 +39,13 @@ func (us *users) has(u User) bool {
 func (us *users) none() bool { return us.one == nil && len(us.more) == 0 }
 
 // writing reports whether u is one of them and writes.
-func (us *users) writing(u User) bool { return us.more[u] || us.one == u && us.writes }
+func (us *users) writing(u User, acquisition bool) bool {
+	return us.more[u] || us.one == u && acquisition
+}
 
 // writers is how many of them write.
-func (us *users) writers() (n int) {
-	if us.one != nil && us.writes {
+func (us *users) writers(acquisition bool) (n int) {
+	if us.one != nil && acquisition {
 		n++
 	}
 	for _, write := range us.more {

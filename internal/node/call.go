@@ -20,18 +20,52 @@ func (n *Node) Call(ctx context.Context, ttl time.Duration, c script.Command, pl
 		defer place.Free()
 		return n.Run(ctx, ttl, c)
 	}
+	return n.await(ctx, func() (script.Reply, error) {
+		defer place.Free()
+		sent := ctx
+		if c.Script == script.Unlock {
+			sent = context.WithoutCancel(ctx) // a release is sent in any case
+		}
+		return n.Run(sent, ttl, c)
+	})
+}
+
+// CallBoth makes two calls in one round trip, in that order. The second one is as Call makes it; onFirst takes the answer
+// to the first one before anything of the second is known.
+func (n *Node) CallBoth(ctx context.Context, ttl time.Duration, first script.Command, onFirst func(script.Reply, error), second script.Command, place Place) (script.Reply, error) {
+	sent := context.WithoutCancel(ctx)
+	both := func() (script.Reply, error) {
+		calls := []*call{{command: first}, {command: second}}
+		n.runAll(sent, calls)
+		a, b := calls[0], calls[1]
+		if a.err == nil && a.reply.More {
+			n.Mailbox.Deliver(a.reply.Grants)
+			a.reply, a.err = n.Run(sent, ttl, first)
+		}
+		onFirst(a.reply, a.err)
+		n.Mailbox.Deliver(a.reply.Grants)
+		n.Mailbox.Deliver(b.reply.Grants)
+		if b.err == nil && b.reply.More {
+			_, _ = n.Run(sent, ttl, second) // it has been released; the rest is handed on
+		}
+		place.Free()
+		return b.reply, b.err
+	}
+	if ctx.Done() == nil {
+		return both()
+	}
+	return n.await(ctx, both)
+}
+
+// await runs a call that frees its own place, and returns ErrInterrupted as soon as ctx ends.
+func (n *Node) await(ctx context.Context, f func() (script.Reply, error)) (script.Reply, error) {
 	type answer struct {
 		reply script.Reply
 		err   error
 	}
 	answers := make(chan answer, 1)
 	n.Go(func() {
-		sent := ctx
-		if c.Script == script.Unlock {
-			sent = context.WithoutCancel(ctx) // a release is sent in any case
-		}
-		r, err := n.Run(sent, ttl, c)
-		place.Free()
+		r, err := f()
 		answers <- answer{r, err}
 	})
 	select {

@@ -1,0 +1,137 @@
+package acquisition
+
+import (
+	"context"
+	"errors"
+
+	"github.com/redismutex/redismutex/internal/clock"
+	"github.com/redismutex/redismutex/internal/node"
+	"github.com/redismutex/redismutex/internal/script"
+)
+
+// What a local queue needs: its acquisitions belong to no single caller.
+
+// ErrWaiting is returned by Acquire and Wait of a shared acquisition whose caller gives up while it waits in the queue of
+// Redis. It waits on.
+var ErrWaiting = errors.New("it waits on without the caller")
+
+// Share makes a, which has not been sent, an acquisition that does not end with the context of the caller once it waits
+// in the queue. If it outlives errors, it asks again after an error of its first attempt, too.
+func (a *Acquisition) Share(outlives bool) { a.shared, a.outlives = true, outlives }
+
+// Wait goes on where Acquire has returned ErrWaiting.
+func (a *Acquisition) Wait(ctx context.Context) error { return a.wait(ctx) }
+
+// waitsOn reports whether a goes on without a caller that gives up.
+func (a *Acquisition) waitsOn() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.shared && a.state == pending && a.queued
+}
+
+// Abandon ends a request that is not wanted any more, or a lock without users. What has been granted is released in the
+// background. It reports whether the nodes had granted it or put it into the queue.
+func (a *Acquisition) Abandon() (acknowledged bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	acknowledged = a.queued || a.state == held
+	if a.state == pending || a.state == held && a.users.none() {
+		a.state = superseded
+		a.releaseInBackground()
+		a.wake()
+	}
+	return acknowledged
+}
+
+// Remove is Leave for a caller that has asked Usable under no mutex, and has one of its own now. It tells nobody of a loss.
+func (a *Acquisition) Remove(u User) (last bool, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if err := a.usable(u); err != nil {
+		return false, err
+	}
+	a.users.remove(u)
+	if a.users.none() {
+		a.state = released
+		return true, nil
+	}
+	return false, nil
+}
+
+// ReleaseBehind is Release behind the acquire of next, which has not been sent: on each node both go in one round trip. So
+// the lock is not handed on before next stands in the queue. Next has to be waited for with Wait.
+func (a *Acquisition) ReleaseBehind(ctx context.Context, next *Acquisition) error {
+	a.mu.Lock()
+	for i, p := range a.parts {
+		p.front = next.parts[i]
+	}
+	a.mu.Unlock()
+	err := a.Release(ctx)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, p := range a.parts { // that are not released with a call that is waited for
+		if p.front != nil {
+			go p.front.acquire(context.Background())
+			p.front = nil
+		}
+	}
+	return err
+}
+
+// sendRelease releases p, behind the acquire of another part if there is one.
+func (p *part) sendRelease(ctx context.Context, place node.Place) (script.Reply, error) {
+	a := p.acq
+	a.mu.Lock()
+	front := p.front
+	p.front = nil
+	a.mu.Unlock()
+	release := p.participant().Release(p.Tombstone)
+	if front != nil {
+		front.join = true
+		front.openMailbox() // what it misses until it listens, it looks for then
+	}
+	if front == nil || !front.begin() {
+		return p.node.Call(ctx, a.Config.TTL, release, place)
+	}
+	sent := clock.Now()
+	onAcquired := func(r script.Reply, err error) {
+		if again := front.onAcquired(sent, r, err); again != nil {
+			go again.acquire(context.Background())
+		}
+	}
+	return p.node.CallBoth(ctx, a.Config.TTL, front.acquireCommand(false), onAcquired, release, place)
+}
+
+// Has is Usable for a caller that has a mutex of its own. It tells nobody of a loss.
+func (a *Acquisition) Has(u User) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.usable(u)
+}
+
+// Trusted reports whether a is held and will be trusted for longer than that instant.
+func (a *Acquisition) Trusted(until clock.Instant) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.state == held && a.Until() > until
+}
+
+// Writes reports whether a is a write lock, or asks for one.
+func (a *Acquisition) Writes() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.write
+}
+
+// BecomeReader makes a, a write lock whose users all read, a read lock in the background. What a node does not confirm,
+// its renewals go on with.
+func (a *Acquisition) BecomeReader() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.state != held {
+		return
+	}
+	for _, p := range a.makeReader() {
+		p.node.Go(func() { p.downgrade(context.Background()) })
+	}
+}

@@ -1,0 +1,201 @@
+package localqueue
+
+import (
+	"context"
+
+	"github.com/redismutex/redismutex/internal/acquisition"
+	"github.com/redismutex/redismutex/internal/clock"
+	"github.com/redismutex/redismutex/internal/script"
+)
+
+// A Grant is a lock that was granted to one request, and those that are nested in it. The fields are guarded by the mutex
+// of the queue, except those that are set once.
+type Grant struct {
+	turn   *turn // set once
+	locks  int32 // that are not unlocked: its own, and those nested in it
+	number int16 // of the write lock under its acquisition, from 0; set once
+	wrote  bool  // it was granted for writing; set once
+	write  bool  // it still is
+}
+
+// Strict returns a lock that is still to be acquired, by itself: it stands in Redis, and in no queue of this process.
+func Strict(c *acquisition.Config, keys *script.Keys, write, try bool) *Grant {
+	both := new(struct {
+		Grant
+		turn
+	})
+	both.Grant = Grant{turn: &both.turn, wrote: write}
+	both.acq.Init(c, keys, write, try)
+	return &both.Grant
+}
+
+// Acquire acquires g, which Strict has returned, for a user.
+func (g *Grant) Acquire(ctx context.Context, u acquisition.User) error {
+	if err := g.turn.acq.Acquire(ctx); err != nil {
+		return err
+	}
+	return g.turn.acq.Join(u, nil, g.wrote)
+}
+
+// Acquire acquires a lock in the queue of its key, and waits until it is granted, or will not be granted, or ctx ends.
+func Acquire(ctx context.Context, c *acquisition.Config, keys *script.Keys, write, try bool, u User) error {
+	q, g, spare := enter(c, keys)
+	w := &waiter{config: c, keys: keys, user: u, grant: g, spare: spare, write: write}
+	if c.Ranks != nil {
+		w.since = c.Ranks.Next()
+	}
+	var err error
+	if try {
+		err = q.try(ctx, w)
+	} else {
+		err = q.acquire(ctx, w)
+	}
+	if err != nil {
+		q.leave(c, keys)
+	}
+	return err
+}
+
+// ID returns the id of the acquisition. The locks of one turn share it.
+func (g *Grant) ID() string { return g.turn.acq.ID() }
+
+// Keys returns the keys of the lock.
+func (g *Grant) Keys() *script.Keys { return g.turn.acq.Keys }
+
+// Config returns what the acquisition was made with.
+func (g *Grant) Config() *acquisition.Config { return g.turn.acq.Config }
+
+// Until returns when trust in g ends unless it is renewed.
+func (g *Grant) Until() clock.Instant { return g.turn.acq.Until() }
+
+// Token returns the fencing token: that of the server × 1024, and which of the write locks under the acquisition g is. It
+// is 0 for a reader.
+func (g *Grant) Token() uint64 {
+	if !g.wrote {
+		return 0
+	}
+	return g.turn.acq.Token()*MaxGrants + uint64(g.number)
+}
+
+// Cause returns why g was lost. It must have been lost.
+func (g *Grant) Cause() error { return g.turn.acq.Cause() }
+
+// Supersede ends the wait of g, which Strict has returned.
+func (g *Grant) Supersede() { g.turn.acq.Supersede() }
+
+// Admits reports whether another lock can be nested in u, a lock of g.
+func (g *Grant) Admits(u acquisition.User) bool { return g.turn.acq.Admits(u) }
+
+// Usable returns nil, or an error that matches ErrUnlocked or ErrLockLost if u has ended.
+func (g *Grant) Usable(u acquisition.User) error { return g.turn.acq.Usable(u) }
+
+// Nest nests u in outer, a lock of g.
+func (g *Grant) Nest(u, outer acquisition.User, write bool) error {
+	q := g.turn.queue
+	if q == nil {
+		return g.turn.acq.Join(u, outer, write)
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	err := g.turn.acq.Join(u, outer, write)
+	if err == nil {
+		g.locks++
+	}
+	return err
+}
+
+// Unlock unlocks u, a lock of g, which is usable: see Usable. The last lock of g passes the lock on to the next of this
+// process, or releases it.
+func (g *Grant) Unlock(ctx context.Context, u acquisition.User) error {
+	t := g.turn
+	if t.queue == nil {
+		last, err := t.acq.Leave(u)
+		if err != nil || !last {
+			return err
+		}
+		return t.acq.Release(ctx)
+	}
+	last, next, err := g.unlock(u)
+	switch {
+	case err != nil:
+		return err
+	case last && next != nil:
+		go func() { t.queue.onAcquired(next, next.acq.Wait(context.Background())) }()
+		return t.acq.ReleaseBehind(ctx, &next.acq)
+	case last:
+		return t.acq.Release(ctx)
+	}
+	t.queue.goOn(next)
+	return nil
+}
+
+// unlock returns whether the acquisition is to be released, and which one is to be made.
+func (g *Grant) unlock(u acquisition.User) (last bool, next *turn, err error) {
+	t, q := g.turn, g.turn.queue
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if g.locks > 1 {
+		if _, err := t.acq.Remove(u); err != nil {
+			return false, nil, err
+		}
+		g.locks--
+		return false, nil, nil
+	}
+	if err := t.acq.Has(u); err != nil {
+		return false, nil, err
+	}
+	// The next ones join before u leaves: an acquisition without users is released.
+	g.end()
+	now := clock.Now()
+	q.serve(now)
+	if last, err = t.acq.Remove(u); last || err != nil { // an error: it was lost, and Lost will be called
+		q.drop(t)
+	}
+	if err == nil {
+		g.locks = 0
+		q.leave(t.acq.Config, t.acq.Keys)
+	}
+	q.endTurns(now)
+	return last, q.choose(now), err
+}
+
+// end takes g out of its turn.
+func (g *Grant) end() {
+	if g.write {
+		g.turn.users = 0
+	} else {
+		g.turn.users--
+	}
+}
+
+// Lost has to be called for each lock of g when the acquisition was lost.
+func (g *Grant) Lost() {
+	t, q := g.turn, g.turn.queue
+	if q == nil {
+		return
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.drop(t)
+	g.locks--
+	if g.locks == 0 {
+		q.leave(t.acq.Config, t.acq.Keys)
+	}
+	q.goOn(q.update())
+}
+
+// Downgrade makes u, the only lock of g that writes, a read lock.
+func (g *Grant) Downgrade(ctx context.Context, u acquisition.User) error {
+	t, q := g.turn, g.turn.queue
+	err := t.acq.Downgrade(ctx, u)
+	if q == nil {
+		return err
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if g.write && g.locks > 0 && !t.acq.Writes() {
+		g.write, t.users, t.write = false, 1, false
+		q.goOn(q.update())
+	}
+	return err
+}

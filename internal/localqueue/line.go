@@ -1,0 +1,96 @@
+package localqueue
+
+import (
+	"errors"
+
+	"github.com/redismutex/redismutex/internal/acquisition"
+	"github.com/redismutex/redismutex/internal/script"
+)
+
+// A User is a lock that a request waits for.
+type User interface {
+	acquisition.User
+	// Granted tells under what the lock is granted. It must take no mutex, and may be called again.
+	Granted(g *Grant)
+}
+
+// A waiter is a request that has not been served. The fields are guarded by the mutex of its queue, except those that are
+// set once. When it is over, the others do not change any more.
+type waiter struct {
+	config *acquisition.Config
+	keys   *script.Keys
+	user   User
+	grant  *Grant
+	spare  *turn // memory for the acquisition that it may need
+	since  int64 // when it was asked for, as acquisition.Acquisition.Since; 0: a moment ago
+	write  bool
+
+	over       bool
+	err        error         // why it is over; nil: it was granted
+	done       chan struct{} // closed when it is over; nil: nobody waits for that yet
+	prev, next *waiter       // in its line, which is a ring
+}
+
+// errGivenUp is why a wait is over that its caller gave up.
+var errGivenUp = errors.New("given up")
+
+// turn returns memory for an acquisition.
+func (w *waiter) turn() *turn {
+	t := w.spare
+	w.spare = nil
+	if t == nil {
+		t = new(turn)
+	}
+	return t
+}
+
+func (w *waiter) finish(err error) {
+	w.over, w.err = true, err
+	if w.done != nil {
+		close(w.done)
+	}
+}
+
+// A line has waiters, in order.
+type line struct{ last *waiter }
+
+func (l *line) empty() bool { return l.last == nil }
+
+func (l *line) head() *waiter {
+	if l.last == nil {
+		return nil
+	}
+	return l.last.next
+}
+
+// writes reports whether a writer waits in it.
+func (l *line) writes() bool {
+	for w := l.head(); w != nil; w = w.next {
+		if w.write || w == l.last {
+			return w.write
+		}
+	}
+	return false
+}
+
+func (l *line) push(w *waiter) {
+	if l.last == nil {
+		w.prev, w.next = w, w
+	} else {
+		w.prev, w.next = l.last, l.last.next
+		w.prev.next, w.next.prev = w, w
+	}
+	l.last = w
+}
+
+func (l *line) remove(w *waiter) {
+	if w.next == w {
+		l.last = nil
+	} else {
+		if l.last == w {
+			l.last = w.prev
+		}
+		w.prev.next, w.next.prev = w.next, w.prev
+	}
+	w.prev, w.next = nil, nil
+}

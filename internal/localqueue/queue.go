@@ -1,0 +1,396 @@
+// Package localqueue lets the goroutines of one process take turns under one acquisition: what Redis grants to the
+// process, the process passes on among its own goroutines for a while, before others are served. The idea is lock
+// cohorting (Dice, Marathe, Shavit, PPoPP 2012), bounded by time.
+//
+// # A turn
+//
+//	                        ┌───────────── the turn: 5 ms ─────────────┐
+//	process A   pending ──► │ lock 1 │ lock 2 │ lock 3 │ … │ lock n    │ │ ──► [acquire for the head, release] ──► pending
+//	                        grant                                      └─► the turn is over: lock n is the last
+//	process B   pending ───────────────────────────────────────────────────► grant ──► its turn
+//
+// While a process holds, its goroutines wait here and not in Redis. When the turn is over and the last lock is unlocked,
+// the acquisition is released; the one for the next goroutine goes in front, with the age of that request, and so takes
+// the place in Redis that the request would have had.
+//
+// # The rules
+//
+//	T1   Requests with equal nodes, key, TTL, order, drift, node time-out and turn share a queue (acquisition.Config.Init, enter).
+//	T2   A lock is granted under an acquisition that is held, trusted, strong enough and in its turn (turn.serves). The
+//	     head is served when its acquisition is granted, in any case.
+//	T3   Under one acquisition there is one writer, or readers, or nobody (turn.serves).
+//	T4   Nobody overtakes; by order of choice within its class (queue.line). Grant, loss and giving up are decided
+//	     under the mutex of the queue; a request that is granted as its context ends returns the lock (queue.giveUp).
+//	T5   A turn ends after its time, when little trust is left, or with the last of its tokens (turn.lasts).
+//	T6   At most one acquisition waits in Redis, for the head, with the head's age (queue.choose).
+//	T7   An acquisition without users that may not serve the head is released at once; the head's acquire goes in front
+//	     (Grant.Unlock).
+//	T8   When its turn is over, a read acquisition keeps its readers, and a write acquisition that has only readers is
+//	     downgraded (queue.endTurns).
+//	T9   A try is served if nobody waits, and fails without a call if it conflicts with a lock or a waiter of its queue;
+//	     else it asks Redis, and begins no turn (queue.try).
+//	T10  A token is the server's × 1024 + the number of the write lock under its acquisition (Grant.Token).
+//	T11  A loss ends all locks under an acquisition, and the queue goes on (Grant.Lost). The first error ends all waits
+//	     (queue.fail).
+//
+// # Mutexes
+//
+// A queue has one mutex. It comes before that of an acquisition. One function, update, is called under it after every
+// event: it serves whom the rules allow, ends what is not used, and chooses who stands in Redis. No foreign code
+// (contexts, loggers, the client and its hooks) runs under it.
+package localqueue
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"unique"
+
+	"github.com/redismutex/redismutex/internal/acquisition"
+	"github.com/redismutex/redismutex/internal/clock"
+	"github.com/redismutex/redismutex/internal/lockerr"
+	"github.com/redismutex/redismutex/internal/script"
+)
+
+// A queue has the requests of this process for one key, those that wait and those that hold.
+type queue struct {
+	requests int32 // how many it has; guarded by the mutex of queues
+
+	mu           sync.Mutex
+	acknowledged bool  // Redis has acknowledged a request since the queue was empty
+	first        line  // the waiters of the class that goes first, by order of choice
+	rest         line  // the other waiters
+	pending      *turn // the acquisition that is made for the head; nil: none
+	turns        *turn // the acquisitions that are held, the newest first
+}
+
+// acquire makes w wait until it is served, or will not be served, or ctx ends.
+func (q *queue) acquire(ctx context.Context, w *waiter) error {
+	q.mu.Lock()
+	q.line(w).push(w)
+	mine := q.update()
+	if w.since == 0 {
+		w.since = int64(clock.Now())
+	}
+	if q.head() != w {
+		q.goOn(mine)
+		mine = nil
+	}
+	q.mu.Unlock()
+	if mine != nil { // w is the head, and asks for itself
+		err := mine.acq.Acquire(ctx)
+		if err != nil && ctx.Err() != nil {
+			q.giveUp(w)
+			if err != acquisition.ErrWaiting {
+				err = acquisition.ErrRetry // for the next one
+			}
+		}
+		q.onAcquired(mine, err)
+	}
+	return q.wait(ctx, w)
+}
+
+// wait waits until w is served, or will not be served, or ctx ends.
+func (q *queue) wait(ctx context.Context, w *waiter) error {
+	q.mu.Lock()
+	if !w.over {
+		w.done = make(chan struct{})
+	}
+	q.mu.Unlock()
+	if w.done != nil {
+		select {
+		case <-w.done:
+		case <-ctx.Done():
+			q.giveUp(w)
+		}
+	}
+	if w.err == errGivenUp {
+		return lockerr.Ended(ctx, w.keys.Name())
+	}
+	return w.err
+}
+
+// giveUp ends the wait of w, unless it is over. A lock that was granted a moment ago is returned.
+func (q *queue) giveUp(w *waiter) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !w.over {
+		q.end(w, errGivenUp)
+		q.goOn(q.update())
+	}
+}
+
+// try serves w at once or not at all. What it acquires begins no turn.
+func (q *queue) try(ctx context.Context, w *waiter) error {
+	refused, granted := q.tryLocally(w)
+	switch {
+	case granted:
+		return nil
+	case refused:
+		return fmt.Errorf("%w: %q", lockerr.ErrLock, w.keys.Name())
+	}
+	t := w.turn()
+	t.init(q, w, true)
+	if err := t.acq.Acquire(ctx); err != nil {
+		return err
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.acknowledged = true
+	t.next, q.turns = q.turns, t
+	t.ends = clock.Always
+	granted = q.grant(t, w)
+	q.goOn(q.update())
+	if !granted {
+		return acquisition.ErrRetry
+	}
+	return nil
+}
+
+// tryLocally grants w a lock if a turn allows it and nobody waits. It refuses w if a lock or a waiter of this process is
+// in the way. If neither, Redis is to be asked.
+func (q *queue) tryLocally(w *waiter) (refused, granted bool) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	now := clock.Now()
+	waiting := q.head() != nil
+	if q.line(w) == &q.first {
+		waiting = !q.first.empty()
+	}
+	if !waiting {
+		if t := q.turnFor(w, now); t != nil && q.grant(t, w) {
+			return false, true
+		}
+	}
+	excluded := waiting && (w.write || q.line(w) == &q.rest && (q.first.writes() || q.rest.writes()))
+	return excluded || q.conflicts(w, now), false
+}
+
+// conflicts reports whether a lock of this process excludes w.
+func (q *queue) conflicts(w *waiter, now clock.Instant) bool {
+	for t := q.turns; t != nil; t = t.next {
+		if (t.users < 0 || w.write) && t.acq.Trusted(now) {
+			return true
+		}
+	}
+	return false
+}
+
+// line is where w waits.
+func (q *queue) line(w *waiter) *line {
+	if w.config.WritersFirst && w.write || w.config.ReadersFirst && !w.write {
+		return &q.first
+	}
+	return &q.rest
+}
+
+// head is the waiter that is served next, or nil.
+func (q *queue) head() *waiter {
+	if q.first.empty() {
+		return q.rest.head()
+	}
+	return q.first.head()
+}
+
+// end ends the wait of w.
+func (q *queue) end(w *waiter, err error) {
+	q.line(w).remove(w)
+	w.finish(err)
+}
+
+// update is called after every event: an arrival, an unlock, a waiter that gives up, a grant, a loss, the end of a turn,
+// a downgrade. It serves whom the rules allow, ends what is not used, and chooses who stands in Redis. It returns the
+// acquisition that is to be made, if any.
+func (q *queue) update() *turn {
+	now := clock.Now()
+	q.serve(now)
+	q.endTurns(now)
+	return q.choose(now)
+}
+
+// goOn makes an acquisition in the background.
+func (q *queue) goOn(next *turn) {
+	if next != nil {
+		go q.make(next)
+	}
+}
+
+func (q *queue) make(t *turn) { q.onAcquired(t, t.acq.Acquire(context.Background())) }
+
+// serve grants the lock to the head, and to the next one, while an acquisition may serve it.
+func (q *queue) serve(now clock.Instant) {
+	for w := q.head(); w != nil; w = q.head() {
+		t := q.turnFor(w, now)
+		if t == nil {
+			return
+		}
+		if q.grant(t, w) {
+			q.end(w, nil)
+		}
+	}
+}
+
+// turnFor returns an acquisition that may serve w, or nil.
+func (q *queue) turnFor(w *waiter, now clock.Instant) *turn {
+	for t := q.turns; t != nil; t = t.next {
+		if t.serves(w, now) {
+			return t
+		}
+	}
+	return nil
+}
+
+// grant grants w a lock under t. If t has ended, grant drops it and returns false.
+func (q *queue) grant(t *turn, w *waiter) bool {
+	*w.grant = Grant{turn: t, locks: 1, number: t.grants, write: w.write, wrote: w.write}
+	w.user.Granted(w.grant)
+	if t.acq.Join(w.user, nil, w.write) != nil {
+		q.drop(t)
+		return false
+	}
+	t.grant(w.write)
+	return true
+}
+
+// drop takes t out of the acquisitions that are held.
+func (q *queue) drop(t *turn) {
+	for at := &q.turns; *at != nil; at = &(*at).next {
+		if *at == t {
+			*at = t.next
+			return
+		}
+	}
+}
+
+// endTurns ends acquisitions that have no users, and downgrades those that have only readers when their turn is over, so
+// that readers of others may join them.
+func (q *queue) endTurns(now clock.Instant) {
+	for t := q.turns; t != nil; t = t.next {
+		switch {
+		case t.users == 0:
+			q.drop(t)
+			t.acq.Abandon()
+		case !t.write || t.users < 0:
+		case t.lasts(now):
+			t.wake(now)
+		default:
+			t.write = false
+			t.acq.BecomeReader()
+		}
+	}
+}
+
+// choose sees to it that an acquisition waits in Redis for the head, and for nobody else. While this process holds a write
+// acquisition nobody else can be granted the lock, and the age restores the place. It returns the one that is to be made.
+func (q *queue) choose(now clock.Instant) *turn {
+	w, p := q.head(), q.pending
+	if p != nil && (w == nil || w.write != p.write) {
+		q.pending = nil
+		if p.acq.Abandon() {
+			q.acknowledged = true
+		}
+	}
+	if w == nil || q.pending != nil {
+		return nil
+	}
+	for t := q.turns; t != nil; t = t.next {
+		if t.write {
+			return nil
+		}
+	}
+	t := w.turn()
+	t.init(q, w, false)
+	t.acq.Share(q.acknowledged)
+	q.pending = t
+	return t
+}
+
+// onAcquired takes what has become of a pending acquisition.
+func (q *queue) onAcquired(t *turn, err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	switch {
+	case q.pending != t: // it has been abandoned
+		t.acq.Abandon()
+		return
+	case err == acquisition.ErrWaiting: // without the head that made it
+		go func() { q.onAcquired(t, t.acq.Wait(context.Background())) }()
+		return
+	}
+	q.pending = nil
+	switch {
+	case err == nil:
+		q.acknowledged = true
+		t.ends = clock.Never
+		t.next, q.turns = q.turns, t
+	case err != acquisition.ErrRetry:
+		q.fail(err)
+	}
+	q.goOn(q.update())
+}
+
+// fail ends all waits: Redis has not acknowledged any of them, so they would end one after the other.
+func (q *queue) fail(err error) {
+	for w := q.head(); w != nil; w = q.head() {
+		q.end(w, err)
+	}
+}
+
+// onTurnOver is called when a turn may be over.
+func (q *queue) onTurnOver(t *turn) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	t.woken = false
+	q.goOn(q.update())
+}
+
+// Queues has the queue of every key that somebody of this process holds or waits for.
+var queues struct {
+	sync.Mutex
+	m map[name]*queue
+}
+
+// A name is what the requests of one queue have in common.
+type name struct {
+	kind unique.Handle[acquisition.Kind]
+	key  string
+}
+
+// enter returns the queue of a key, which has one request more, and memory for that one.
+func enter(c *acquisition.Config, keys *script.Keys) (q *queue, g *Grant, spare *turn) {
+	queues.Lock()
+	defer queues.Unlock()
+	n := name{c.Kind, keys.Name()}
+	if q = queues.m[n]; q != nil {
+		q.requests++
+		return q, new(Grant), nil
+	}
+	first := new(struct {
+		queue
+		Grant
+		turn
+	})
+	if queues.m == nil {
+		queues.m = map[name]*queue{}
+	}
+	queues.m[n] = &first.queue
+	first.requests = 1
+	return &first.queue, &first.Grant, &first.turn
+}
+
+// leave notes that the queue of a key has one request less. A queue without requests is forgotten.
+func (q *queue) leave(c *acquisition.Config, keys *script.Keys) {
+	queues.Lock()
+	defer queues.Unlock()
+	q.requests--
+	if q.requests == 0 {
+		delete(queues.m, name{c.Kind, keys.Name()})
+	}
+}
+
+// Len returns how many keys have a queue.
+func Len() int {
+	queues.Lock()
+	defer queues.Unlock()
+	return len(queues.m)
+}

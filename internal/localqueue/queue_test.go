@@ -1,0 +1,411 @@
+package localqueue
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redismutex/redismutex/internal/acquisition"
+	"github.com/redismutex/redismutex/internal/clock"
+	"github.com/redismutex/redismutex/internal/faultnet"
+	"github.com/redismutex/redismutex/internal/lockerr"
+	"github.com/redismutex/redismutex/internal/logger"
+	"github.com/redismutex/redismutex/internal/node"
+	"github.com/redismutex/redismutex/internal/redistest"
+	"github.com/redismutex/redismutex/internal/script"
+	"pgregory.net/rapid"
+)
+
+func TestMain(m *testing.M) {
+	logger.Set(func(string, ...any) {})
+	m.Run()
+}
+
+const (
+	ttl    = 4 * time.Second
+	length = 5 * time.Millisecond
+)
+
+// newConfig returns that of a process with these clients.
+func newConfig(o order, clients ...*redis.Client) *acquisition.Config {
+	c := &acquisition.Config{Turn: length}
+	for _, rc := range clients {
+		c.Nodes = append(c.Nodes, node.Of(rc))
+	}
+	c.TTL, c.Drift, c.Durations = ttl, 42*time.Millisecond, script.NewDurations(ttl)
+	c.WritersFirst, c.ReadersFirst = o == writersFirst, o == readersFirst
+	if len(clients) > 1 {
+		c.Ranks = &acquisition.LamportClock{Now: time.Now}
+		c.Timeout = 200 * time.Millisecond
+	}
+	c.Init()
+	return c
+}
+
+type order int
+
+const (
+	firstCome order = iota
+	writersFirst
+	readersFirst
+)
+
+// T2, T7: a grant whose trust has ended when the queue learns of it, since the process was stopped, serves nobody. It is
+// not kept and renewed for ever: the head asks again.
+func TestGrantThatServesNobodyIsNotKept(t *testing.T) {
+	redistest.MiniLocks(t)
+	synctest.Test(t, func(t *testing.T) {
+		defer time.Sleep(10 * time.Minute) // in which everything in the background ends
+		_, rc := redistest.Mini(t)
+		c, g := newConfig(firstCome, rc), &caller{write: true, result: make(chan error, 1)}
+		keys, _ := script.NewKeys("x")
+		q, grant, pending := enter(c, keys)
+		w := &waiter{config: c, keys: keys, user: g, grant: grant, write: true}
+		q.line(w).push(w)
+		pending.init(q, w, false)
+		q.pending = pending
+		if err := pending.acq.Acquire(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		until := reflect.ValueOf(&pending.acq).Elem().FieldByName("until").Addr().UnsafePointer()
+		(*atomic.Int64)(until).Store(int64(clock.Now()))
+		q.onAcquired(pending, nil)
+		go func() { g.result <- q.wait(t.Context(), w) }()
+		time.Sleep(ttl)
+		select {
+		case err := <-g.result:
+			if err != nil || g.grant.turn == pending {
+				t.Errorf("%v: want the head served by another acquisition", err)
+			}
+		default:
+			t.Fatal("the head waits, want it served")
+		}
+		if err := g.grant.Unlock(t.Context(), g); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A user that hears of a loss late: other goroutines run first.
+type lateUser struct {
+	caller
+	tell chan struct{}
+}
+
+func (l *lateUser) End(cause error) { <-l.tell; l.caller.End(cause) }
+
+// T2, T11: nobody is served under an acquisition that was lost, though it is in its turn and its queue has not heard of it.
+func TestLostAcquisitionServesNobody(t *testing.T) {
+	redistest.MiniLocks(t)
+	synctest.Test(t, func(t *testing.T) {
+		defer time.Sleep(10 * time.Minute)
+		_, rc := redistest.Mini(t)
+		c := newConfig(firstCome, rc)
+		keys, _ := script.NewKeys("x")
+		writer, reader := &lateUser{tell: make(chan struct{})}, &caller{}
+		if err := Acquire(t.Context(), c, keys, true, false, writer); err != nil {
+			t.Fatal(err)
+		}
+		if err := writer.grant.Downgrade(t.Context(), writer); err != nil {
+			t.Fatal(err)
+		}
+		rc.FlushAll(t.Context())
+		go writer.grant.Downgrade(context.Background(), writer) // once more: it learns of the loss
+		synctest.Wait()
+		if err := Acquire(t.Context(), c, keys, false, false, reader); err != nil {
+			t.Fatal(err)
+		}
+		if reader.grant.turn == writer.grant.turn || reader.grant.Usable(reader) != nil {
+			t.Error("a reader is served under the acquisition that was lost")
+		}
+		close(writer.tell)
+		synctest.Wait()
+		if err := reader.grant.Unlock(t.Context(), reader); err != nil || Len() != 0 {
+			t.Errorf("%v, and %d queues are left", err, Len())
+		}
+	})
+}
+
+// A caller asks for a lock, and has it until it unlocks.
+type caller struct {
+	process int
+	number  int // in the order of arrival
+	write   bool
+	try     bool
+
+	grant  *Grant
+	giveUp context.CancelFunc
+	result chan error
+	asked  bool  // its result is not in yet
+	held   bool  // as far as it knows
+	lost   error // why it was lost
+	token  uint64
+	reads  bool // it was downgraded
+}
+
+func (c *caller) End(cause error)  { c.lost = cause; c.grant.Lost() }
+func (c *caller) Granted(g *Grant) { c.grant = g }
+func (c *caller) String() string {
+	kind := map[bool]string{true: "w", false: "r"}[c.write]
+	if c.try {
+		kind += "!"
+	}
+	return fmt.Sprintf("%d%s/%d", c.number, kind, c.process)
+}
+
+// A game plays two processes with queues, and the events of their queues in any order: arrivals, unlocks, callers that give
+// up, grants, losses, ends of turns, downgrades.
+type game struct {
+	*rapid.T
+	order   order
+	admins  []*redis.Client
+	configs []*acquisition.Config
+	links   []*faultnet.Link
+	keys    *script.Keys
+	callers []*caller
+	lossAt  time.Time // of the last fault: until everybody has heard of it, waiters may wait
+	last    uint64    // the last token
+}
+
+// T2 to T7 in any sequence of events, over one node and three: exclusion, order, one waiter in Redis, rising tokens, and
+// no stuck state.
+func TestQueueKeepsItsRules(t *testing.T) {
+	redistest.MiniLocks(t)
+	for _, nodes := range []int{1, 3} {
+		t.Run(fmt.Sprint(nodes), func(t *testing.T) {
+			rapid.Check(t, func(t *rapid.T) {
+				rapid.SyncTest(t, func(t *rapid.T) { play(t, nodes) })
+			})
+		})
+	}
+}
+
+func play(t *rapid.T, nodes int) {
+	g := &game{T: t, order: order(rapid.IntRange(0, 2).Draw(t, "order"))}
+	g.keys, _ = script.NewKeys("x")
+	processes := make([][]*redis.Client, 2)
+	for range nodes {
+		m, admin := redistest.Mini(t)
+		g.admins = append(g.admins, admin)
+		for p := range processes {
+			link := faultnet.New(redistest.MiniDial(m))
+			g.links = append(g.links, link)
+			processes[p] = append(processes[p], redistest.MiniClient(t, m, redistest.Through(link), func(o *redis.Options) { o.MaxRetries = -1 }))
+		}
+	}
+	for _, clients := range processes {
+		g.configs = append(g.configs, newConfig(g.order, clients...))
+	}
+	defer g.leave()
+	t.Repeat(map[string]func(*rapid.T){
+		"":          g.check,
+		"arrive":    func(*rapid.T) { g.arrive(false) },
+		"arrive2":   func(*rapid.T) { g.arrive(false) },
+		"try":       func(*rapid.T) { g.arrive(true) },
+		"unlock":    g.unlock,
+		"unlock2":   g.unlock,
+		"give up":   g.giveUp,
+		"loss":      g.lose,
+		"pass":      func(t *rapid.T) { time.Sleep(length * time.Duration(rapid.IntRange(1, 6).Draw(t, "part")) / 4) },
+		"wait":      func(t *rapid.T) { time.Sleep(ttl * time.Duration(rapid.IntRange(1, 6).Draw(t, "part")) / 4) },
+		"downgrade": g.downgrade,
+	})
+	g.finish()
+}
+
+func (g *game) arrive(try bool) {
+	c := &caller{
+		number: len(g.callers), process: rapid.IntRange(0, 1).Draw(g.T, "process"), write: rapid.Bool().Draw(g.T, "write"),
+		try: try, result: make(chan error, 1), asked: true,
+	}
+	g.callers = append(g.callers, c)
+	var ctx context.Context
+	ctx, c.giveUp = context.WithCancel(context.Background())
+	go func() { c.result <- Acquire(ctx, g.configs[c.process], g.keys, c.write, try, c) }()
+}
+
+// one draws one of the callers of which f is true.
+func (g *game) one(what string, f func(*caller) bool) *caller {
+	some := slices.DeleteFunc(slices.Clone(g.callers), func(c *caller) bool { return !f(c) })
+	if len(some) == 0 {
+		g.Skip("nobody")
+	}
+	return some[rapid.IntRange(0, len(some)-1).Draw(g.T, what)]
+}
+
+func (g *game) unlock(*rapid.T) { g.end(g.one("unlock", func(c *caller) bool { return c.held })) }
+
+func (g *game) end(c *caller) {
+	err := c.grant.Usable(c)
+	if err == nil {
+		err = c.grant.Unlock(context.Background(), c)
+	}
+	if c.held = false; (err != nil) != (c.lost != nil) || err != nil && !errors.Is(err, lockerr.ErrLockLost) {
+		g.Errorf("the unlock of %v returns %v, and it was lost: %v", c, err, c.lost)
+	}
+}
+
+func (g *game) giveUp(*rapid.T) { g.one("give up", func(c *caller) bool { return c.asked }).giveUp() }
+
+func (g *game) lose(*rapid.T) {
+	g.lossAt = time.Now()
+	for _, rc := range g.admins {
+		rc.FlushAll(context.Background())
+	}
+	time.Sleep(ttl) // everybody learns of it
+	synctest.Wait()
+}
+
+func (g *game) downgrade(*rapid.T) {
+	c := g.one("downgrade", func(c *caller) bool { return c.held && c.write && !c.reads })
+	if err := c.grant.Downgrade(context.Background(), c); err == nil {
+		c.reads = true
+	} else if c.lost == nil {
+		g.Errorf("%v: %v", c, err)
+	}
+}
+
+// collect takes the results that are in, and returns who was granted a lock.
+func (g *game) collect() (granted []*caller) {
+	synctest.Wait()
+	for _, c := range g.callers {
+		if !c.asked {
+			continue
+		}
+		select {
+		case err := <-c.result:
+			c.asked = false
+			switch {
+			case err == nil:
+				c.held = true
+				granted = append(granted, c)
+			case errors.Is(err, context.Canceled), c.try && (errors.Is(err, lockerr.ErrLock) || err == acquisition.ErrRetry):
+			default:
+				g.Errorf("%v: %v", c, err)
+			}
+		default:
+		}
+	}
+	return granted
+}
+
+func (g *game) check(*rapid.T) {
+	granted := g.collect()
+	var writers, readers []*caller
+	waiting := map[int]int{}
+	for _, c := range g.callers {
+		switch {
+		case c.held && c.lost == nil && c.write && !c.reads:
+			writers = append(writers, c)
+		case c.held && c.lost == nil:
+			readers = append(readers, c)
+		case c.asked:
+			waiting[c.process]++
+		}
+	}
+	// T3, and exclusion between the processes.
+	if len(writers) > 1 || len(writers) == 1 && len(readers) > 0 {
+		g.Errorf("%v write and %v read", writers, readers)
+	}
+	for _, c := range granted {
+		if c.write {
+			if c.token = c.grant.Token(); c.token <= g.last {
+				g.Errorf("%v has token %d after %d", c, c.token, g.last) // T10
+			}
+			g.last = c.token
+		}
+		for _, o := range g.callers { // T4
+			before := o.process == c.process && o.asked && o.number < c.number
+			if before && (g.order == firstCome || o.write == c.write) {
+				g.Errorf("%v overtook %v", c, o)
+			}
+		}
+	}
+	if len(g.admins) == 1 { // T6; of several nodes, one that does not matter may have what is held in its queue
+		perProcess := map[string]int{}
+		for _, id := range g.admins[0].ZRange(context.Background(), g.keys.Intents(), 0, -1).Val() {
+			perProcess[id[1:strings.LastIndexByte(id, ':')]]++
+		}
+		for p, n := range perProcess {
+			if n > 1 {
+				g.Errorf("%d of %s wait in Redis", n, p)
+			}
+		}
+	}
+	// No stuck state: while nothing has failed for a while, somebody holds if somebody waits.
+	if len(writers)+len(readers) == 0 && len(waiting) > 0 && time.Since(g.lossAt) > 3*ttl {
+		g.Errorf("%v wait, and nobody holds", waiting)
+	}
+	// A queue lives while somebody holds or waits.
+	if len(writers)+len(readers)+len(waiting) == 0 && Len() != 0 {
+		for _, c := range g.callers {
+			if c.held { // it was lost, and has not been unlocked
+				return
+			}
+		}
+		g.Errorf("%d queues are left", Len())
+	}
+}
+
+// finish unlocks everything, until nobody waits.
+func (g *game) finish() {
+	for range 10 * (len(g.callers) + 1) {
+		g.check(nil)
+		open := false
+		for _, c := range g.callers {
+			if c.held {
+				g.end(c)
+			}
+			open = open || c.asked
+		}
+		if !open {
+			break
+		}
+		time.Sleep(ttl)
+	}
+	for _, c := range g.callers {
+		if c.asked {
+			g.Errorf("%v waits for ever", c)
+		}
+	}
+	synctest.Wait()
+	if n := Len(); n != 0 {
+		g.Errorf("%d queues are left", n)
+	}
+	time.Sleep(10*time.Minute + time.Second) // the longest lease has ended
+	for _, rc := range g.admins {
+		if keys := rc.Keys(context.Background(), "*").Val(); len(keys) > 1 {
+			g.Errorf("%q are left", keys)
+		}
+	}
+}
+
+// leave ends everything, also after a failure.
+func (g *game) leave() {
+	for _, c := range g.callers {
+		c.giveUp()
+	}
+	synctest.Wait()
+	for _, c := range g.callers {
+		if c.held && c.grant.Usable(c) == nil {
+			_ = c.grant.Unlock(context.Background(), c)
+		} else if c.asked {
+			select {
+			case err := <-c.result:
+				if err == nil && c.grant.Usable(c) == nil {
+					_ = c.grant.Unlock(context.Background(), c)
+				}
+			default:
+			}
+		}
+	}
+	time.Sleep(10*time.Minute + time.Second) // in which everything in the background ends
+}
