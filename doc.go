@@ -32,9 +32,11 @@
 //  5. No idle lock. No waiter that could be granted the lock is left waiting:
 //     whatever frees the lock hands it on in the same script, to the next in
 //     order, which is one writer or the whole run of readers in front.
-//  6. Order. First come, first served, in the order in which requests arrive at
-//     the server, readers together, so that neither side starves. By choice
-//     writers first ([WithLockIntent]) or readers first ([WithReaderPriority]).
+//  6. Order. First come, first served, readers together, to within one turn of
+//     each other process, so that neither side starves. A turn is 5 ms by
+//     default; with [WithTurn](0) the order is that in which requests arrive
+//     at the server. By choice writers first ([WithLockIntent]) or readers
+//     first ([WithReaderPriority]).
 //  7. One message per grant at most, to the one process that waits for it.
 //     Grants to the same process travel together. A lost message costs time,
 //     not safety.
@@ -84,6 +86,13 @@
 // process that releases. A mailbox is a Pub/Sub channel. All mutexes on a client
 // share one, and it is open only while somebody waits and for a few seconds
 // after.
+//
+// Goroutines of one process take turns: a process that is granted the lock
+// passes it on among its own goroutines, without a call, until its turn is over
+// and others are served. Those that wait stand in a queue of the process, and
+// one request stands in Redis for all of them. When it is sent it carries the
+// time for which the first of them has waited, and takes the place that this
+// one would have had. See [WithTurn].
 //
 // Holders and waiters renew their leases at half the TTL; renewals that are due
 // at about the same time share a round trip. An uncontended Lock and Unlock is

@@ -238,14 +238,16 @@ func ExampleRWMutex_TryLockContext() {
 }
 
 // A holder that was paused does not know that its lease has ended, and a write of its own may still be under way. The
-// document remembers the greatest fencing token it has seen and refuses a lower one.
+// document remembers the greatest fencing token it has seen and refuses a lower one. Numbers in Lua are doubles, which do not
+// hold a token, so tokens are compared as text: the longer one is the greater, or the later one in the alphabet.
 func ExampleLock_Token() {
 	rc, stop := startRedis()
 	defer stop()
 	mutex := redismutex.NewMutex(rc, "document")
 
 	write := redis.NewScript(`
-		if tonumber(ARGV[1]) < tonumber(redis.call('HGET', KEYS[1], 'token') or 0) then
+		local token, seen = ARGV[1], redis.call('HGET', KEYS[1], 'token') or ''
+		if #token < #seen or #token == #seen and token < seen then
 			return 'refused'
 		end
 		redis.call('HSET', KEYS[1], 'token', ARGV[1], 'text', ARGV[2])

@@ -58,8 +58,9 @@ func (l *Lock) open(m *RWMutex, r request, outer *Lock, o *owner) error {
 	return nil
 }
 
-// ID returns the lock's id, which is unique and under which Redis knows it. With several nodes each node has an id of its
-// own; this is the one under which the first node knew the lock, or was asked for it, when it was granted.
+// ID returns the id under which Redis knows the lock. Locks that the process has passed on within a turn (see [WithTurn])
+// share it, as nested ones do. With several nodes each node has an id of its own; this is the one under which the first node
+// knew the lock, or was asked for it, when it was granted.
 func (l *Lock) ID() string { return l.grant.ID() }
 
 // Key returns the Redis key that is locked.
@@ -69,6 +70,10 @@ func (l *Lock) Key() string { return l.grant.Keys().Name() }
 // lock can carry it, and a store that refuses a token lower than one it has seen refuses a holder that was paused for so
 // long that its lease ended unnoticed. The token of a read lock is 0, unless the lock is nested in a write lock, or was
 // one before [Lock.Downgrade].
+//
+// A token fits an int64 until the year 2255, and a BIGINT of SQL. It does not fit a double, the number of Lua, JavaScript
+// and many readers of JSON: pass it as text there, and compare text. The longer one is the greater; of two with the same
+// length, as all of our time have, the later one in the alphabet.
 func (l *Lock) Token() uint64 { return l.grant.Token() }
 
 // Until returns the time at which trust in the lock ends unless it is renewed. It moves on with each renewal. It counts
@@ -112,8 +117,8 @@ func (l *Lock) Unlock() {
 
 // UnlockContext is Unlock and returns what became of the lock:
 //
-//   - nil: it was held to the end, and Redis has released it; or a lock that it is nested with is still held, and Redis is
-//     not asked;
+//   - nil: it was held to the end, and Redis has released it; or Redis is not asked, since a lock that it is nested with is
+//     still held, or others of this process hold on or take over (see [WithTurn]);
 //   - [ErrUnlocked]: it had been unlocked before;
 //   - [ErrLockLost]: it was lost before. It is also returned when the outcome is unknown: where the reply to the unlock
 //     was lost and the client sent it again, the second one finds nothing any more;
