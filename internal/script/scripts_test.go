@@ -1228,6 +1228,55 @@ func TestTokensRiseWhateverBecomesOfTheCounter(t *testing.T) {
 	})
 }
 
+// Promise 9: the same on a real replica. It has not heard of the master's last grants, and takes over 10 ms after the counter
+// that it knows was set by the clock, which no failover is fast enough for.
+func TestTokensRiseOverAFailover(t *testing.T) {
+	ctx := context.Background()
+	keys, err := script.NewKeys("lock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	servers := []*redistest.Server{redistest.Start(t, "--repl-diskless-sync-delay", "0"), redistest.Start(t)}
+	var sides []*server
+	for _, s := range servers {
+		rc := s.Client(t)
+		sides = append(sides, &server{T: t, rc: rc, ep: node.Of(rc), keys: keys})
+	}
+	master, replica := sides[0], sides[1]
+	grant := func(s *server) int64 {
+		t.Helper()
+		w := s.writer()
+		defer w.release()
+		return s.value(w.acquire(), script.Granted)
+	}
+	grant(master)
+	host, port, _ := strings.Cut(servers[0].Addr(), ":")
+	if err := replica.rc.SlaveOf(ctx, host, port).Err(); err != nil {
+		t.Fatal(err)
+	}
+	known := int64(0)
+	redistest.Eventually(t, "the replica follows", func() bool {
+		known = grant(master)
+		return master.rc.Wait(ctx, 1, time.Second).Val() == 1 && replica.counter() == known
+	})
+	if err := replica.rc.SlaveOf(ctx, "NO", "ONE").Err(); err != nil {
+		t.Fatal(err)
+	}
+	lost := known
+	for range 20 {
+		lost = grant(master)
+	}
+	redistest.Eventually(t, "the counter is not recent", func() bool {
+		return replica.rc.PTTL(ctx, keys.Token()).Val() <= 24*time.Hour-10*time.Millisecond
+	})
+	if got := replica.counter(); got != known {
+		t.Fatalf("the replica's counter is %d, want %d: it has followed for longer", got, known)
+	}
+	if token := grant(replica); token <= lost {
+		t.Errorf("token %d on the replica, after %d on the master", token, lost)
+	}
+}
+
 // Promise 10: what has the TTL of a recent counter, but is none, is as it was after every acquire.
 func TestForeignDataLikeARecentCounterIsLeftAlone(t *testing.T) {
 	onBothServers(t, func(s *server) {
