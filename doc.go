@@ -38,8 +38,9 @@
 //  7. One message per grant at most, to the one process that waits for it.
 //     Grants to the same process travel together. A lost message costs time,
 //     not safety.
-//  8. Nothing stays. Every key has a TTL. After the longest lease nothing is
-//     left but the token counter, which expires after a day.
+//  8. Nothing stays. Every key has a TTL. After the longest lease, and the two
+//     TTLs of a release that may overtake its acquire, nothing is left but the
+//     token counter, which expires after a day.
 //  9. Tokens rise. Each write lock carries a fencing token greater than every
 //     token before it on that key: see [Lock.Token].
 //  10. Why. An error tells what happened: the lock is held by others, lost or
@@ -56,11 +57,13 @@
 //   - the server restarts empty;
 //   - an asynchronous replica takes over without having heard of the lock;
 //   - the server evicts a key (maxmemory-policy must be noeviction);
-//   - the server's clock is set forward.
+//   - the server's clock is set forward;
+//   - the client's machine is suspended, or its virtual machine paused: the
+//     monotonic clock may stand still meanwhile.
 //
 // The first holder learns of the loss at its next renewal, at half the TTL. Nor
-// can a process act on the end of its context while it is paused, by a debugger
-// or together with its virtual machine.
+// can a process act on the end of its context while it is stopped, as by a
+// debugger; when it goes on, [Lock.Err] knows at once.
 //
 // Fencing tokens close this gap. Whatever must not be written twice should
 // refuse a token lower than one it has seen. A holder that has been overtaken has

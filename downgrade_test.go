@@ -421,3 +421,41 @@ func TestDowngradeReportsForeignData(t *testing.T) {
 		w.unlock(l)
 	})
 }
+
+// Promise 10: a lock that is the context of a call on another lock ends that call, and not the other lock.
+func TestCallThatEndsWithAnotherLockLeavesItsOwn(t *testing.T) {
+	for name, end := range map[string]func(other *Lock){
+		"unlocked": func(other *Lock) { go other.Unlock() },
+		"lost":     func(other *Lock) { <-other.Done() },
+	} {
+		onOneAndFive(t, func(ns *nodes) {
+			nodes := ns.process()
+			l := ns.lock(NewRedlock(nodes, "x", WithTTL(time.Minute)), true)
+			other := ns.lock(NewRedlock(nodes, "y", WithTTL(500*time.Millisecond)), true)
+			synctest.Wait()
+			for _, link := range ns.links {
+				link.Hole(false, true)
+			}
+			downgraded, unlocked := make(chan error, 1), make(chan error, 1)
+			go func() { downgraded <- l.Downgrade(other) }()
+			synctest.Wait()
+			end(other)
+			err := <-downgraded
+			if !errors.Is(err, context.Canceled) || errors.Is(err, ErrLockLost) || errors.Is(err, ErrUnlocked) {
+				ns.Errorf("%s: a downgrade returned %v, want an error of its context only", name, err)
+			}
+			if l.Err() != nil {
+				ns.Errorf("%s: the lock has ended: %v", name, context.Cause(l))
+			}
+			go func() { unlocked <- l.UnlockContext(other) }()
+			if err := <-unlocked; !errors.Is(err, context.Canceled) || errors.Is(err, ErrLockLost) || errors.Is(err, ErrUnlocked) {
+				ns.Errorf("%s: an unlock returned %v, want an error of its context only", name, err)
+			}
+			for _, link := range ns.links {
+				heal(link)
+				link.Cut()
+			}
+			time.Sleep(5 * time.Minute) // until all has ended in the background
+		})
+	}
+}

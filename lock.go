@@ -68,7 +68,7 @@ func (l *Lock) Token() uint64 { return l.acq.Token() }
 // [WithDriftFactor]). With several nodes it is the time at which no majority of trusted leases is left.
 func (l *Lock) Until() time.Time { return l.acq.Until().Time() }
 
-// Deadline returns that of the parent context.
+// Deadline returns the deadline of the parent context.
 func (l *Lock) Deadline() (deadline time.Time, ok bool) { return l.ctx.Deadline() }
 
 // Done returns a channel that is closed when the lock ends.
@@ -85,7 +85,7 @@ func (l *Lock) Err() error {
 	return err
 }
 
-// Value returns that of the parent context.
+// Value returns the parent context's value for key.
 func (l *Lock) Value(key any) any {
 	if key == (lockKey{}) {
 		return l
@@ -142,8 +142,8 @@ func (l *Lock) UnlockContext(ctx context.Context) error {
 // lock counts as a read lock, whatever comes of the call, and a nested write lock fails with [ErrUpgrade]. The error
 // matches
 //
-//   - [ErrRedis], or ctx's error: Redis has not confirmed it, and lets no other reader in until it has. Each renewal asks
-//     again;
+//   - [ErrRedis], or ctx's error: the outcome is unknown. Until Redis has made the change no other reader comes in. Each
+//     renewal asks again;
 //   - [ErrUnlocked], [ErrLockLost]: the lock has ended;
 //   - [ErrNotLock]: a key of the lock holds foreign data, so that it cannot be downgraded and will be lost;
 //   - [ErrInvalid]: it was acquired as a read lock; or a write lock nested with it has to be unlocked first; or ctx is nil.
@@ -155,11 +155,15 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 	if err := l.usable(); err != nil {
 		return err
 	}
+	var err error
 	if ctx.Err() != nil {
-		return lockerr.Ended(ctx, l.Key())
+		err = lockerr.Interrupted(ctx, l.Key())
+	} else {
+		err = l.acq.Downgrade(ctx, (*user)(l))
 	}
-	err := l.acq.Downgrade(ctx, (*user)(l))
-	l.finish(err)
+	if ended := l.usable(); ended != nil { // of which the end of ctx may be a consequence
+		return ended
+	}
 	return err
 }
 

@@ -50,7 +50,7 @@ func NewMutex(rc redis.Scripter, name string, opt ...MutexOption) *RWMutex {
 // the loss of no more nodes than 3 do. All processes must name the same nodes; the order does not matter.
 //
 // A node that is slow or out of reach is waited for no longer than a time-out (see [WithTimeoutFactor]), which starts
-// when the request is sent. A node that has answered nothing for that long is down: it is not waited for at all, is tried
+// when the request is sent, or twice as long while it answers other calls. A node that has answered nothing for that long is down: it is not waited for at all, is tried
 // again in the background, and takes part when it is back.
 //
 // An error tells how many nodes granted the lock, and why the others did not. The error of the first attempt is returned
@@ -115,7 +115,7 @@ func (m *RWMutex) RLock(opt ...LockOption) (*Lock, bool) {
 }
 
 // TryLock locks for writing if the lock can be granted at once, and reports whether it was. It waits for nobody, and
-// leaves nothing in Redis when it fails.
+// leaves no request in Redis when it fails.
 func (m *RWMutex) TryLock(opt ...LockOption) (*Lock, bool) {
 	return m.lockOrLog(request{write: true, try: true}, opt)
 }
@@ -146,8 +146,8 @@ func (m *RWMutex) RLockContext(ctx context.Context, opt ...LockOption) (*Lock, e
 	return m.lock(request{ctx: ctx, given: true}, opt)
 }
 
-// TryLockContext locks for writing if the lock can be granted at once. Otherwise the error matches [ErrLock], and nothing
-// is left in Redis; or it is one of the errors of [RWMutex.LockContext].
+// TryLockContext locks for writing if the lock can be granted at once. Otherwise the error matches [ErrLock], and no
+// request is left in Redis; or it is one of the errors of [RWMutex.LockContext].
 func (m *RWMutex) TryLockContext(ctx context.Context, opt ...LockOption) (*Lock, error) {
 	return m.lock(request{ctx: ctx, given: true, write: true, try: true}, opt)
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 )
@@ -49,6 +50,46 @@ const promises = "^Test(WriterExcludesEverybody|ContextEndsNoLaterThanTheLease|N
 	"NothingStaysInRedis|EveryTokenIsGreaterThanThoseBefore|ErrorSaysWhatHappened)$"
 
 // The law of fast/: without it every promise is kept, and every test of the scripts passes but those that count costs.
+// declared matches what declares names: locals, functions with their parameters, and the variables of loops.
+var (
+	declared   = regexp.MustCompile(`\blocal function (\w+)|\blocal ([\w, ]+)|\bfor ([\w, ]+) (?:in|=) `)
+	parameters = regexp.MustCompile(`\bfunction ?\w*\(([\w, ]*)\)`)
+)
+
+// A name at the top level of a file is declared once in a script, and no block or function declares it for itself.
+func TestNameHasOneMeaningInAScript(t *testing.T) {
+	for _, verb := range verbs {
+		for which, source := range map[string]string{"": Source(verb), " without fast paths": SlowSource(verb)} {
+			times, inner := map[string]int{}, map[string]bool{}
+			for line := range strings.Lines(source) {
+				code, _, _ := strings.Cut(line, "--")
+				for _, d := range declared.FindAllStringSubmatch(code, -1) {
+					for _, name := range strings.FieldsFunc(d[1]+" "+d[2]+" "+d[3], func(r rune) bool { return r == ',' || r == ' ' }) {
+						if strings.HasPrefix(code, "local") {
+							times[name]++
+						} else {
+							inner[name] = true
+						}
+					}
+				}
+				for _, d := range parameters.FindAllStringSubmatch(code, -1) {
+					for _, name := range strings.Split(d[1], ", ") {
+						inner[name] = true
+					}
+				}
+			}
+			for name, n := range times {
+				if n > 1 || inner[name] {
+					t.Errorf("%s%s: %s is declared %d times at the top level, within a block: %v", verb, which, name, n, inner[name])
+				}
+			}
+			if times["HOLDER"] != 1 || !inner["index"] && !inner["id"] {
+				t.Errorf("%s%s: the test sees no declarations: %v, %v", verb, which, times, inner)
+			}
+		}
+	}
+}
+
 func TestFastPathsMayBeDeleted(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it builds and runs the tests of the scripts")

@@ -1,4 +1,4 @@
--- refresh.lua: renew the lease of a holder or a waiter. It acquires for nobody.
+-- refresh.lua: renew the lease of a holder or a waiter. It puts no id into the queue.
 --
 -- KEYS  1 holder, 2 intents, 3 leases, 4 token: see lib/keys.lua. A writer that holds may
 --       pass the holder alone: while it holds there is nothing to hand on, and a slot that is
@@ -39,24 +39,24 @@ local score = ARGV[4] and tonumber(ARGV[4])
 -- include lib/hand_on.lua
 -- include lib/standing.lua
 
-local key = foreign_key(KIND)
-if key then
-	return foreign(key)
+local bad_key = foreign_key(KIND)
+if bad_key then
+	return foreign(bad_key)
 end
 call('ZREM', LEASES, '') -- changes nothing, and a full Redis does not refuse it
 
 -- The caller's lease is extended if it is alive.
-local writer, ends = is_writer(), format('%d', now + TTL)
+local writer, new_end = is_writer(), format('%d', now + TTL)
 if writer and KIND == 'r' then
 	-- No other writer comes in between, and the readers in front join when it hands on.
-	call('ZADD', LEASES, ends, ID)
+	call('ZADD', LEASES, new_end, ID)
 	call('DEL', HOLDER)
 	call('SADD', HOLDER, ID)
 	held, shorter = 'set', true
 elseif writer then
 	call('PEXPIRE', HOLDER, TTL)
 elseif lives(call('ZSCORE', LEASES, ID)) then
-	call('ZADD', LEASES, ends, ID)
+	call('ZADD', LEASES, new_end, ID)
 	shorter = true
 end
 

@@ -34,46 +34,46 @@ local writer = KIND == 'w' and redis.pcall('GET', HOLDER) == ID
 -- include lib/foreign.lua
 -- include lib/hand_on.lua
 
-local status = GONE
+local outcome = GONE
 if writer then
 	call('DEL', HOLDER)
-	held, status = 'none', RELEASED
+	held, outcome = 'none', RELEASED
 end
 
 -- The id goes from wherever it is, and a tombstone comes in its place.
-local key = foreign_key()
-local intents, leases = not key or sorted(INTENTS), not key or sorted(LEASES)
-if leases and not writer then
+local bad_key = foreign_key()
+local sane_intents, sane_leases = not bad_key or sorted(INTENTS), not bad_key or sorted(LEASES)
+if sane_leases and not writer then
 	if lives(call('ZSCORE', LEASES, ID)) then
-		status = RELEASED
+		outcome = RELEASED
 	end
 	shorter = call('ZREM', LEASES, ID) == 1
 end
-if intents and not writer then
+if sane_intents and not writer then
 	call('ZREM', INTENTS, KIND .. ID)
 end
 if held == 'set' and call('SREM', HOLDER, ID) == 1 then
 	held = call('TYPE', HOLDER).ok
 end
-if tombstone and leases then
+if tombstone and sane_leases then
 	call('ZADD', LEASES, format('%d', now + tombstone), '-' .. ID)
 	shorter = true
 end
 
 -- Then the lock is handed on, unless foreign data is in the way.
-if key then
-	local longest = leases and call('ZRANGE', LEASES, '-1', '-1', 'WITHSCORES')[2]
+if bad_key then
+	local longest = sane_leases and call('ZRANGE', LEASES, '-1', '-1', 'WITHSCORES')[2]
 	if longest then
 		call('PEXPIREAT', LEASES, longest)
 	end
-	return foreign(key)
+	return foreign(bad_key)
 end
 if tombstone then
-	drop()
+	drop() -- of tombstones too, which hand_on does not do while a writer holds
 end
 own = string.match(ID, ADDRESS)
 hand_on()
 if blocked then
 	return foreign(TOKEN)
 end
-return reply(status)
+return reply(outcome)

@@ -7,7 +7,7 @@
 //	          │                              │
 //	          │                              └──(a majority forgets it, or trust ends)──► lost
 //	pending ──┤
-//	          ├──(the caller gives up, or no majority will grant it)──► abandoned
+//	          ├──(the caller gives up, or no majority will grant it)──► abandoned      (also from held, before the first user)
 //	          │
 //	          └──(its owner was granted another one: WithOwner)──► superseded
 //
@@ -15,7 +15,7 @@
 // released, and another part takes its place:
 //
 //	          ┌──(busy)──► replaced by one that joins the queue
-//	asking ───┼──(waiting)──► waits ──(granted)──► counts ──(gone, expired)──► replaced
+//	asking ───┼──(waiting)──► waits ──(granted)──► counts ──(gone, expired; waits: also yields)──► replaced
 //	          ├──(granted)─────────────────────────────┘
 //	          └──(an error)──► replaced by one that asks again later
 //
@@ -71,10 +71,10 @@ type Acquisition struct {
 	array [1]*part
 }
 
-// Nodes is what one node and several do differently. Where nothing else is said, the mutex of the acquisition is held.
+// nodes is what one node and several do differently. Where nothing else is said, the mutex of the acquisition is held.
 type nodes interface {
 	// acquire asks the nodes for the lock and waits, as described for Acquire. Release releases it on each, and collect
-	// waits for the votes of the parts in open and adds them to t, each until ctx ends. They take the mutex.
+	// waits for the votes of the parts in open and adds them to t, each until ctx ends. They are called without the mutex.
 	acquire(ctx context.Context) error
 	release(ctx context.Context) tally
 	collect(ctx context.Context, t *tally, open map[*part]bool, votes <-chan vote)
@@ -88,8 +88,8 @@ type nodes interface {
 	// for p that was sent at that instant. Rank is the highest one in the node's queue, or 0.
 	onAsk(p *part)
 	onAnswer(p *part, sent clock.Instant, rank int64, err error)
-	// onGranted notes that the node has granted p, as it said in reply to a call that was sent at that instant, and
-	// onAcquired that this call was an acquire.
+	// onGranted notes that the node has granted p, and onAcquired that it has done so in reply to an acquire. Sent is when
+	// that acquire was sent; of a grant by message or by renewal, it is now.
 	onGranted(p *part, sent clock.Instant)
 	onAcquired(sent clock.Instant)
 	// onLate releases p, whose acquire was answered when the lock was not wanted any more.
@@ -227,7 +227,8 @@ func (a *Acquisition) admits(u User) bool {
 	if a.state == held && a.Until() <= clock.Now() {
 		// A renewal under way must not bring it back: the caller is going to wait for the lock, and it may be the
 		// caller's own.
-		go a.lose(node.ErrExpired).tell()
+		n := a.lose(node.ErrExpired)
+		go n.tell() // it calls foreign code, and the caller may hold a mutex
 	}
 	return a.state == held && a.users.has(u)
 }
@@ -291,8 +292,8 @@ func (a *Acquisition) decide() {
 	}
 }
 
-// soon is until when a grant must be trusted, at least, to count. It runs with the lease that the waiter had when the
-// grant came, so with little of that left it is renewed first.
+// soon returns the instant until which a grant must be trusted to count. A grant runs with the lease that the waiter had
+// when it came, so with little of that left it is renewed first.
 func (a *Acquisition) soon() clock.Instant { return clock.Now().Add(a.Config.TTL / 4) }
 
 // hasMajority reports whether a majority of the nodes hold it.
@@ -319,8 +320,8 @@ func (a *Acquisition) abandon() {
 	a.wake()
 }
 
-// updateTrust has what a holds renewed, and sets until when a is trusted: until so many leases have ended that no
-// majority is left. The mutex is held.
+// updateTrust renews the parts that hold as holders, and sets the end of trust: the instant at which no majority of
+// trusted leases is left. The mutex is held.
 func (a *Acquisition) updateTrust() {
 	var buf [8]clock.Instant
 	ends := buf[:0]
@@ -372,7 +373,7 @@ func (a *Acquisition) wake() {
 	}
 }
 
-// News is what is left to do when the mutex is free again: the users of a lost lock are told, and err is logged.
+// news is what is left to do when the mutex is free again: the users of a lost lock are told, and err is logged.
 type news struct {
 	acquisition *Acquisition
 	what        string // what the library does now

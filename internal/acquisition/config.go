@@ -56,7 +56,7 @@ func (c *LamportClock) Next() int64 {
 	}
 }
 
-// Saw takes a rank that a node has told.
+// Saw notes a rank that a node has reported: later ranks exceed it.
 func (c *LamportClock) Saw(rank int64) {
 	for {
 		last := c.last.Load()

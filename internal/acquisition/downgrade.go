@@ -12,7 +12,7 @@ import (
 
 // Downgrade makes a, a write lock of which u is the only user that writes, a read lock, as described for Lock.Downgrade.
 //
-// Each node goes over by itself. One that has not done so lets no reader in, one that has lets no writer in: so no other
+// The nodes change one by one. One that has not changed yet admits no reader, and one that has admits no writer: so no other
 // writer gets the lock between the first node and the last.
 func (a *Acquisition) Downgrade(ctx context.Context, u User) error {
 	writers, err := a.becomeReader(u)

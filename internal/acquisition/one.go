@@ -11,7 +11,7 @@ import (
 	"github.com/redismutex/redismutex/internal/script"
 )
 
-// OneNode is an acquisition over one node, which decides alone. The caller waits for it for as long as its context lasts.
+// oneNode is an acquisition over one node, which decides alone. The caller waits for it for as long as its context lasts.
 type oneNode Acquisition
 
 func (n *oneNode) acquire(ctx context.Context) error {
@@ -36,6 +36,7 @@ func (n *oneNode) decide() {
 func (n *oneNode) heldSince(clock.Instant) bool { return n.parts[0].counts() }
 
 func (n *oneNode) release(ctx context.Context) (t tally) {
+	// Nothing changes p.in any more: the lock has ended.
 	if p := n.parts[0]; p.in {
 		t.add(p.release(ctx))
 	}
@@ -96,7 +97,7 @@ func (n *oneNode) explainTally(ctx context.Context, t tally, call, _ string) err
 		why = t.errs[0].err
 	}
 	if why == node.ErrInterrupted {
-		return lockerr.Ended(ctx, key)
+		return lockerr.Interrupted(ctx, key)
 	}
 	return lockerr.Doing(call, key, why)
 }

@@ -30,7 +30,7 @@ type part struct {
 	asking  bool  // an acquire is under way
 	in      bool  // it waits or holds, as far as is known
 	granted bool  // it holds, unless it has waited too long to hear of it
-	checked bool  // since it was granted, it was asked who stands before it
+	checked bool  // since the grant, RenewOften asks whether a lower rank waits
 }
 
 // init makes p the part on a node, under a new id.
@@ -146,7 +146,7 @@ func (p *part) onAcquired(sent clock.Instant, r script.Reply, err error) (next *
 	if p.asking {
 		next, n = p.acquired(sent, r, err)
 	} else if r.Status == script.Granted || r.Status == script.Waiting {
-		// It took too long and has been released meanwhile. A node that restarts forgets tombstones.
+		// The id has been released already, but the node may have restarted since and lost the tombstone.
 		p.node.Renewer.Release(&p.Lease)
 	}
 	a.mu.Unlock()
@@ -257,7 +257,7 @@ func (p *part) Look() { p.node.Renewer.RenewNow(&p.Lease) }
 
 // Deaf implements [mailbox.Waiter].
 func (p *part) Deaf(err error) {
-	p.acq.Config.Log.Error("", "the subscription failed; waiters look for themselves until it is back", err)
+	p.acq.Config.Log.Error("", "the subscription failed; waiters poll until it is back", err)
 }
 
 // leaveMailbox ends the delivery of messages to p.
@@ -281,7 +281,7 @@ func (p *part) OnRenewed(sent clock.Instant, r script.Reply) {
 	}
 	p.why = nil
 	if r.Status == script.Granted { // a "waiting" that arrives after the grant is older than that
-		p.grant(clock.Now(), max(p.token, uint64(r.Value))) // the short reply has no token
+		p.grant(clock.Now(), max(p.token, uint64(r.Value))) // the reply to RenewWriter has no token
 		if r.Preceded && a.state == pending && !a.hasMajority() {
 			p.yield()
 		}
@@ -296,7 +296,7 @@ func (p *part) OnRenewFailed(sent clock.Instant, err error) {
 	var n news
 	a.mu.Lock()
 	switch {
-	case !p.in:
+	case !p.in || !p.active():
 	case a.state == pending && isFinal(err):
 		n = p.fail(err)
 	default:
@@ -310,7 +310,7 @@ func (p *part) OnRenewFailed(sent clock.Instant, err error) {
 }
 
 // yield releases a node on which another request stands before a, and acquires it again with the same rank: so requests
-// that have a node each and wait for the others' go on. The id is a new one, since a message to the old one may be under
+// that have a node each do not wait for each other for ever. The id is a new one, since a message to the old one may be under
 // way.
 func (p *part) yield() {
 	p.node.Renewer.Release(&p.Lease)

@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// SeveralNodes is an acquisition over several nodes, of which a majority decides. Each is waited for no longer than the
+// severalNodes is an acquisition over several nodes, of which a majority decides. Each is waited for no longer than the
 // node time-out; one that is down is not waited for at all.
 type severalNodes struct {
 	*Acquisition
@@ -25,7 +25,7 @@ type severalNodes struct {
 	name  string    // its id, once it is granted
 	votes chan vote // takes the answers to releases; nil: nobody waits for them
 
-	unanswered atomic.Int32 // how many nodes have to answer before the next request is made; less than 1: it has been
+	unanswered atomic.Int32 // how many more answers let the next request start; less than 1: it has started
 
 	grantedAt clock.Instant
 	since     []clock.Instant // when each node was acquired, if that was after the grant
@@ -234,8 +234,8 @@ func (s *severalNodes) onGranted(p *part, sent clock.Instant) {
 	}
 }
 
-// onAcquired renews the lock on all nodes at once: should they fail one after the other, it is known of each that it held
-// the lock when the last one came back.
+// onAcquired renews the lock on all nodes at once. If the nodes then fail one after the other, each is known to have held
+// the lock when the last one was acquired again.
 func (s *severalNodes) onAcquired(sent clock.Instant) {
 	if !s.isAfterGrant(sent) {
 		return
@@ -309,8 +309,8 @@ func (s *severalNodes) onAnswer(p *part, sent clock.Instant, rank int64, err err
 	}
 }
 
-// onNoAnswer takes it that a call that was sent at that instant has not been answered within the node time-out. The
-// node is down if it has not answered any other call since.
+// onNoAnswer notes that a call that was sent at that instant was not answered within the node time-out. The node is down
+// if it has answered no other call since.
 func (s *severalNodes) onNoAnswer(p *part, sent clock.Instant) {
 	if !p.node.Health.HeardSince(sent) {
 		s.onAnswer(p, clock.Now(), 0, s.noAnswer())
@@ -414,7 +414,8 @@ func (s *severalNodes) onLate(p *part, r script.Reply, err error) {
 	}
 }
 
-// collect waits for each node no longer than the node time-out, counted from when its call was sent.
+// collect waits for each node no longer than the node time-out, counted from when its call was sent, or twice as long
+// while the node answers other calls.
 func (s *severalNodes) collect(ctx context.Context, t *tally, open map[*part]bool, votes <-chan vote) {
 	asked := clock.Now()
 	timeout := time.NewTimer(s.Config.Timeout)
@@ -426,7 +427,7 @@ func (s *severalNodes) collect(ctx context.Context, t *tally, open map[*part]boo
 				continue // it came too late
 			}
 			delete(open, v.part)
-			s.onAnswer(v.part, clock.Now(), v.rank, v.err)
+			s.onAnswer(v.part, clock.Instant(v.part.sent.Load()), v.rank, v.err)
 			t.add(v)
 		case <-ctx.Done():
 			for p := range open {
@@ -471,7 +472,7 @@ func (s *severalNodes) explainTally(ctx context.Context, t tally, call, done str
 	mostForeign := quorum.Decide(len(s.parts), 0, foreign) == quorum.No
 	for _, v := range t.errs {
 		if v.err == node.ErrInterrupted {
-			return lockerr.Ended(ctx, s.Keys.Name())
+			return lockerr.Interrupted(ctx, s.Keys.Name())
 		}
 		why := v.err
 		if is := errors.Is(why, lockerr.ErrNotLock); is && failed > 0 && !mostForeign || !is && mostForeign {

@@ -246,13 +246,10 @@ func failover(master func() *redistest.Server) fault {
 				}
 			}
 			auth("", "")
-			old.Restart(w)
 			if w.kind == sentinel { // which would otherwise let it be a second master for some seconds
-				host, port, err := net.SplitHostPort(replica.Options().Addr)
-				w.must(err)
-				rc := old.Client(w)
-				defer rc.Close()
-				w.must(rc.Do(w.Context(), "REPLICAOF", host, port).Err())
+				old.RestartAsReplicaOf(w, replica.Options().Addr)
+			} else {
+				old.Restart(w)
 			}
 			w.moving = false
 		}, true

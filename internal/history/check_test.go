@@ -112,6 +112,20 @@ func TestLinearizableFindsWhatExclusionFinds(t *testing.T) { exclusion.run(t, li
 
 func linearizable(ops []history.Op) error { return history.Linearizable(ops, 10*time.Second) }
 
+// A waiter that was granted the lock, did not hear of it, and gave its id up explains a try that was refused meanwhile.
+func TestIDThatWasGivenUpExplainsARefusal(t *testing.T) {
+	ops := []history.Op{refused("a", history.Write, 40, 50), asked(write("b", 90, 95, 3), 10), write("c", 60, 70, 2)}
+	with := func(ttl time.Duration) error {
+		return linearizable(history.WithGivenUp(ops, func(int) time.Duration { return ttl }))
+	}
+	if err := with(100); err != nil {
+		t.Errorf("waited for almost a TTL: want no error, got %v", err)
+	}
+	if err := with(200); err == nil {
+		t.Error("waited for less than half a TTL: want an error, got none")
+	}
+}
+
 func TestTokens(t *testing.T) {
 	cases{
 		{"rising", []history.Op{write("a", 10, 20, 3), read("b", 20, 30), write("a", 30, 40, 7)}, ""},

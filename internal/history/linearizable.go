@@ -48,6 +48,25 @@ func Linearizable(ops []Op, timeout time.Duration) error {
 	return nil
 }
 
+// WithGivenUp adds to ops, for Linearizable, an acquire of unknown outcome for each lock that was waited for so long that
+// its id may have been given up: a waiter that is not answered for a TTL acquires under another id, and the first one may
+// have been granted meanwhile. The argument of ttl is an index in ops.
+func WithGivenUp(ops []Op, ttl func(i int) time.Duration) []Op {
+	all := slices.Clone(ops)
+	for i, o := range ops {
+		ttl := int64(ttl(i))
+		if o.Got == 0 || o.Try || o.Got-o.Asked < ttl/2 {
+			continue
+		}
+		givenUp := Op{ID: o.ID, Client: o.Client, Key: o.Key, Kind: o.Kind, Asked: o.Asked, Ended: o.Got, Freed: o.Got, Err: "an id given up"}
+		if !o.writes() {
+			givenUp.Freed += ttl // both ids may be granted
+		}
+		all = append(all, givenUp)
+	}
+	return all
+}
+
 // A call is one operation of the server.
 type call struct {
 	verb verb

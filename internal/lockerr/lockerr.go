@@ -110,6 +110,14 @@ func Ended(ctx context.Context, key string) error {
 	return fmt.Errorf("redismutex: %q: %w: %w", key, err, cause)
 }
 
+// Interrupted is Ended for a call on a lock: a cause that is an error of another lock is named and not matched.
+func Interrupted(ctx context.Context, key string) error {
+	if cause := context.Cause(ctx); Sentinel(cause) != nil {
+		return fmt.Errorf("redismutex: %q: %w: %v", key, ctx.Err(), cause)
+	}
+	return Ended(ctx, key)
+}
+
 // errNode stands for the kind of error that a minority of the nodes returned.
 var errNode = errors.New("failed")
 

@@ -57,8 +57,8 @@ func hasEnded(ctx context.Context) bool {
 // participants, so no real queue needs as many.
 const maxRepeats = 10000
 
-// Run calls a script, and repeats the call while the lock has not been handed on to all who fit: every script is
-// idempotent per id, and of a release the first reply is the one that tells whether it found anything.
+// Run calls a script, and calls it again while it replies that more is left to hand on: every script is idempotent per id.
+// For a release it returns the first reply: only that one tells whether the id was there.
 //
 // It repeats the call for half the TTL at most: after that a renewal is due, and an acquire that took longer would be
 // acknowledged too late to be of use. Renewals of the waiters and holders hand on the rest.

@@ -45,3 +45,16 @@ func TestCallIsRepeatedForHalfATTLAtMost(t *testing.T) {
 		}
 	}
 }
+
+// Promise 4: a client may send a command again as soon as the shorter of its two back-offs is over.
+func TestCallMayHaveBeenSentTwiceAfterTheShorterBackoff(t *testing.T) {
+	for _, of := range []struct{ min, max, want time.Duration }{
+		{10 * time.Millisecond, time.Millisecond, time.Millisecond}, {-1, 0, 0}, {time.Millisecond, -1, 0},
+	} {
+		rc := redis.NewClient(&redis.Options{MinRetryBackoff: of.min, MaxRetryBackoff: of.max})
+		if got := resendAfter(rc); got != of.want {
+			t.Errorf("%+v: %v", of, got)
+		}
+		rc.Close()
+	}
+}

@@ -56,7 +56,7 @@ type Lease struct {
 	owner Owner
 	ID    any // a string, as scripts take it; set once
 
-	end    atomic.Int64  // when trust in it ends, or what else it waits for is over
+	end    atomic.Int64  // when trust in it ends; of a release or a wake-up, when that is over
 	before clock.Instant // when its release was sent in vain; Always: never
 	due    clock.Instant // when its next call is due
 	raise  uint64        // the token that the node's is to be raised to; 0: none

@@ -29,8 +29,8 @@ import (
 // channelPrefix begins the name of every mailbox, so that an ACL can allow them all.
 const channelPrefix = "redismutex:"
 
-// The names of this process' mailboxes begin alike, so that among ids of the same rank those of one process come before
-// those of another on every node.
+// The names of this process' mailboxes begin alike. Ids of the same rank are ordered by name, so those of two processes are
+// in the same order on every node.
 var (
 	processName = channelPrefix + strings.ToLower(rand.Text()[:13]) + "."
 	mailboxes   atomic.Uint64
@@ -138,11 +138,11 @@ func resendAfter(rc redis.Scripter) time.Duration {
 		if rc.Options().MaxRetries <= 0 {
 			return math.MaxInt64
 		}
-		return rc.Options().MinRetryBackoff
+		return min(rc.Options().MinRetryBackoff, rc.Options().MaxRetryBackoff)
 	case interface{ Options() *redis.ClusterOptions }:
-		return rc.Options().MinRetryBackoff
+		return min(rc.Options().MinRetryBackoff, rc.Options().MaxRetryBackoff)
 	case interface{ Options() *redis.RingOptions }:
-		return rc.Options().MinRetryBackoff
+		return min(rc.Options().MinRetryBackoff, rc.Options().MaxRetryBackoff)
 	}
 	return 8 * time.Millisecond // no longer than go-redis' default
 }
@@ -158,7 +158,7 @@ func (n *Node) pushed() bool { return n.Mailbox.Hears() && !n.mute.Load() }
 // Note takes what a reply tells about the server.
 func (n *Node) Note(r script.Reply, log logger.Logger) {
 	if r.Untold && !n.mute.Swap(true) {
-		log.Error("", "PUBLISH is refused; waiters are not woken, and look for themselves every 250 ms at most",
+		log.Error("", "PUBLISH is refused; waiters are not woken, and poll every 250 ms at most",
 			errors.New("allow the command PUBLISH and the channels "+channelPrefix+"* in the ACL"))
 	}
 }
@@ -188,9 +188,9 @@ func (n *Node) CheckEviction(log logger.Logger) {
 	}()
 }
 
-// LookForLostGrants has the waiters of a key look for themselves where a grant to one of them may be lost: the reply to a
-// release carries the grants to its own process. The release was sent at that instant, and at an earlier one before,
-// unless that is Always; r and err are what it came to.
+// LookForLostGrants renews the waiters of a key if a release may have granted the lock to one of them in a reply that was
+// lost: the reply carries the grants to its own process. Sent is when the release was sent, before when it was sent the
+// previous time, or Always; r and err are its outcome.
 func (n *Node) LookForLostGrants(key string, sent, before clock.Instant, r script.Reply, err error) {
 	switch {
 	case err != nil:

@@ -25,7 +25,7 @@ const (
 // trust in those that could not be renewed, and releases those that are given up. One timer serves them all: a held lock
 // costs neither a goroutine nor a timer. The timer never waits for Redis, so trust ends on time whatever a call is doing.
 //
-// Few senders take what is ready, the lease that ends first before the others: when there is more to renew than Redis or
+// A few senders take what is ready, the lease that ends first before the others: when there is more to renew than Redis or
 // this process can, the excess is lost and no more.
 type Renewer struct {
 	node *Node
@@ -154,8 +154,8 @@ func (rn *Renewer) push(l *Lease) {
 	rn.arm()
 }
 
-// arm sets the timer if it would fire too late. It may fire too early: so the fast path need not touch it, since a lock
-// seldom lives for half its TTL.
+// arm sets the timer if it would fire too late. A timer that fires too early is left alone: most locks end before half
+// their TTL, and setting it back would cost each of them.
 func (rn *Renewer) arm() {
 	next := clock.Never
 	if l := rn.leases.firstLater(); l != nil {
@@ -304,7 +304,7 @@ func (rn *Renewer) take(self *sender) (due, hung []*Lease, behind *backlog) {
 	return due, hung, behind
 }
 
-// A backlog is that so many calls are due, and the first lease among them ends soon.
+// A backlog is a number of calls that are due while the first of their leases is about to end.
 type backlog struct {
 	first *Lease
 	due   int
@@ -328,7 +328,7 @@ func (rn *Renewer) call(due []*Lease) {
 	defer cancel()
 	rn.node.runAll(ctx, calls)
 
-	// A writer that does not hold after all is asked for with all keys, so that the script hands the lock on.
+	// A writer that turns out not to hold is renewed again with all keys, so that the script hands the lock on.
 	var again []*call
 	for _, c := range calls {
 		if c.err == nil && c.reply.Status == script.Gone && c.command.HasOneKey() {

@@ -248,6 +248,19 @@ func (s *Server) Restart(tb testing.TB) {
 	}
 }
 
+// RestartAsReplicaOf is Restart, and the server is a replica of another one from the first moment.
+func (s *Server) RestartAsReplicaOf(tb testing.TB, addr string) {
+	tb.Helper()
+	host, port, err := net.SplitHostPort(addr)
+	if err != nil {
+		tb.Fatalf("redistest: restart: %v", err)
+	}
+	was := s.command
+	defer func() { s.command = was }()
+	s.command = append(slices.Clip(was), "--replicaof", host, port)
+	s.Restart(tb)
+}
+
 // Freeze stops the server's process: connections stay open, and nothing is answered until Thaw. The server must be
 // running.
 func (s *Server) Freeze() { s.process.signal(sigStop) }

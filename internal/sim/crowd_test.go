@@ -46,7 +46,7 @@ const (
 
 	// mostCommands is how many commands a waiter may send to a node that has restarted empty: it acquires again, releases
 	// its old id, locks and unlocks, and some calls fail while the node is away.
-	mostCommands = 8
+	mostCommands = 12
 
 	// mostLines is how many lines a crowd may log then: a few of each kind within a second.
 	mostLines = 60

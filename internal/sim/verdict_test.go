@@ -42,7 +42,11 @@ func (e *era) verdict() []string {
 		e.check(e.idle(ops))
 	}
 	if e.mood != lossy && len(e.nodes) == 1 {
-		e.check(history.Linearizable(ops, time.Second))
+		all := ops
+		if e.mood != calm {
+			all = history.WithGivenUp(ops, func(i int) time.Duration { return e.attempts[i].ttl })
+		}
+		e.check(history.Linearizable(all, time.Second))
 	}
 	return e.wrong
 }

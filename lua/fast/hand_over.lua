@@ -5,7 +5,7 @@
 
 -- include lib/token.lua
 -- include lib/message.lua
-if writer_waits and last_token and (writer or readers == 1 and call('SISMEMBER', HOLDER, ID) == 1) then
+if writer_waits and last_token and (writer or holding_readers == 1 and call('SISMEMBER', HOLDER, ID) == 1) then
 	local id = string.sub(head[1], 2)
 	local mailbox, number = string.match(id, ADDRESS)
 	local lease = redis.pcall('ZSCORE', LEASES, id)

@@ -1,7 +1,7 @@
 -- fast/lock.lua: the lock is free, and nobody waits. The tokens are those of next_token.
 --
--- There are no leases, or none but tombstones of others: if one key exists, and the leases
--- have a TTL, it is they.
+-- None of the three keys exists, or only the leases do: with neither a holder nor a waiter
+-- they hold nothing but tombstones.
 
 -- include lib/keys.lua
 local others = call('EXISTS', HOLDER, INTENTS, LEASES)

@@ -9,13 +9,13 @@
 -- include lib/held.lua
 -- include lib/status.lua
 -- include lib/expiry.lua
-local renewed, index = false, nil
+local renewed, own_index = false, nil
 if held == 'string' or held == 'set' then
 	local ttl_of_intents, ttl_of_leases = call('PTTL', INTENTS), call('PTTL', LEASES)
 	local may_wait = ttl_of_leases >= 0 and ttl_of_intents >= 0
-	index = may_wait and redis.pcall('ZRANK', INTENTS, KIND .. ID)
-	index = type(index) == 'number' and index
-	if index or held == 'set' and KIND == 'r' and ttl_of_leases >= 0
+	own_index = may_wait and redis.pcall('ZRANK', INTENTS, KIND .. ID)
+	own_index = type(own_index) == 'number' and own_index
+	if own_index or held == 'set' and KIND == 'r' and ttl_of_leases >= 0
 		and (ttl_of_intents == -2 or may_wait and not score) and call('SISMEMBER', HOLDER, ID) == 1 then
 		local ends = now + TTL
 		local expiry = format('%d', ends)
@@ -30,12 +30,12 @@ if held == 'string' or held == 'set' then
 		end
 	end
 end
-if renewed and not index then
+if renewed and not own_index then
 	return score and {GRANTED, 0, 0, '', 0} or DONE
 end
 
 -- include lib/in_front.lua
 if renewed then
-	local wait = in_front(index)
+	local wait = in_front(own_index)
 	return score and {WAITING, wait, 0, '', tonumber(call('ZRANGE', INTENTS, '-1', '-1', 'WITHSCORES')[2])} or -1 - wait
 end

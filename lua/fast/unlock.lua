@@ -1,5 +1,5 @@
--- fast/unlock.lua: a writer, and nobody waits; then what two more paths look at. None of them
--- leaves a tombstone.
+-- fast/unlock.lua: a writer unlocks, and nobody waits. Then come the values that unlock_reader
+-- and hand_over share. A release with a tombstone takes none of these paths.
 
 -- include lib/keys.lua
 local ttl_of_intents = writer and not tombstone and call('PTTL', INTENTS)
@@ -8,12 +8,12 @@ if ttl_of_intents == -2 then
 end
 
 -- How many readers hold, if the caller may be one of them.
-local readers = KIND == 'r' and not tombstone and not score and redis.pcall('SCARD', HOLDER)
-readers = type(readers) == 'number' and readers > 0 and call('PTTL', HOLDER) >= 0 and readers
+local holding_readers = KIND == 'r' and not tombstone and not score and redis.pcall('SCARD', HOLDER)
+holding_readers = type(holding_readers) == 'number' and holding_readers > 0 and call('PTTL', HOLDER) >= 0 and holding_readers
 
 -- The first waiter and its score, if it is a writer.
 local ttl_of_leases, head = -2, nil
-if readers or ttl_of_intents then
+if holding_readers or ttl_of_intents then
 	ttl_of_intents = ttl_of_intents or call('PTTL', INTENTS)
 	ttl_of_leases = call('PTTL', LEASES)
 	head = ttl_of_intents >= 0 and ttl_of_leases >= 0 and redis.pcall('ZRANGE', INTENTS, '0', '0', 'WITHSCORES')

@@ -10,11 +10,11 @@ local function rank()
 		return
 	end
 	local class = string.sub(HOW, -1) == '1' and -SPAN or 0
-	local back = call('ZRANGE', INTENTS, '-1', '-1', 'WITHSCORES')
-	if back[1] and class < 0 and tonumber(back[2]) >= 0 then
-		back = call('ZREVRANGEBYSCORE', INTENTS, '(0', '-inf', 'WITHSCORES', 'LIMIT', '0', '1')
+	local last = call('ZRANGE', INTENTS, '-1', '-1', 'WITHSCORES')
+	if last[1] and class < 0 and tonumber(last[2]) >= 0 then
+		last = call('ZREVRANGEBYSCORE', INTENTS, '(0', '-inf', 'WITHSCORES', 'LIMIT', '0', '1')
 	end
-	place, behind = place_in_class(class, tonumber(back[2]) or class), back[1]
+	place, behind = place_in_class(class, tonumber(last[2]) or class), last[1]
 	if age then
 		place = tonumber(call('ZSCORE', INTENTS, KIND .. ID) or place)
 		behind = precedes(place)
@@ -24,9 +24,9 @@ end
 -- begin hands on what is free, and returns the reply to a caller that is refused or holds
 -- already: an id acquires once.
 local function begin()
-	local key = foreign_key(KIND)
-	if key then
-		return foreign(key)
+	local bad_key = foreign_key(KIND)
+	if bad_key then
+		return foreign(bad_key)
 	end
 	call('ZADD', LEASES, 'XX', '0', '') -- changes nothing, but a full Redis refuses it
 	hand_on()
@@ -37,8 +37,8 @@ local function begin()
 	return holding(score and score % SPAN)
 end
 
--- fits reports whether the caller may hold beside those that do: nobody ranks before it.
--- While more is left to hand on nobody fits: a waiter may be sending its acquire again.
+-- fits reports whether the caller may hold beside those that do. It may not if a waiter ranks
+-- before it, or while more is left to hand on: the caller may be a waiter that asks again.
 local function fits(beside)
 	return more == 0 and not behind and (held == 'none' or held == beside)
 end

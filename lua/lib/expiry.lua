@@ -1,4 +1,5 @@
--- lib/expiry.lua: every key lives as long as the longest lease, and no longer.
+-- lib/expiry.lua: the leases, the intents and the readers' holder key live as long as the
+-- longest lease, and no longer.
 
 -- expire has the keys live until the longest lease ends, which is looked up if it is not
 -- passed: the leases, the intents, unless it is known that nobody waits, and the holder key,

@@ -1,5 +1,5 @@
--- lib/foreign.lua: is there foreign data under a key of the lock? It is an error, and left as
--- it is.
+-- lib/foreign.lua: foreign data under the keys of the lock is reported as an error, and left
+-- as it is.
 
 -- sorted reports whether a key is a sorted set of ours, or is not there.
 local function sorted(key)

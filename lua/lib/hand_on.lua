@@ -5,8 +5,8 @@
 -- memory, and work; an acquire begins with one that may, so that it is refused before it has
 -- changed anything.
 
--- How many participants one script moves at most: it bounds the time that the server is busy
--- with one script.
+-- How many participants one step moves at most. A script takes a few steps, so this bounds
+-- the time that the server is busy with it.
 local BATCH = 250
 
 -- Whether the longest lease may have ended or gone.
@@ -56,7 +56,7 @@ end
 -- has; if that has ended, it goes. From here on the holder key's TTL is that lease: an entry
 -- left in the leases would one day end a writer that lives. If the token is foreign data,
 -- nothing changes.
-local function admit_writer(member, place)
+local function admit_writer(member, score_of_member)
 	if not last_token then
 		blocked = true
 		return
@@ -70,7 +70,7 @@ local function admit_writer(member, place)
 	shorter = shorter or tonumber(ends) > now + call('PTTL', LEASES) - 2
 	call('ZREM', LEASES, id)
 	if lives(ends) then
-		local token = next_token(score and place % SPAN)
+		local token = next_token(score and score_of_member % SPAN)
 		call('SET', HOLDER, id, 'PXAT', ends)
 		held = 'string'
 		tell(id, token)
@@ -118,11 +118,11 @@ local function hand_on()
 		admit_readers()
 	end
 	while more == 0 and held == 'none' and not blocked do
-		local head = call('ZRANGE', INTENTS, '0', '0', 'WITHSCORES')
-		if not head[1] then
+		local first = call('ZRANGE', INTENTS, '0', '0', 'WITHSCORES')
+		if not first[1] then
 			break
-		elseif string.sub(head[1], 1, 1) == 'w' then
-			admit_writer(head[1], head[2])
+		elseif string.sub(first[1], 1, 1) == 'w' then
+			admit_writer(first[1], first[2])
 		else
 			admit_readers()
 		end

@@ -1,7 +1,8 @@
 -- lib/in_front.lua: what a waiter watches.
 
 -- in_front returns how long, in ms, the lease in front of a place in the queue lasts: that of
--- the waiter before it; for the head, that of the holder that ends first.
+-- the waiter before it; for the head, that of the writer or, if readers hold, the first of all
+-- leases to end, which is no later than theirs.
 local function in_front(index)
 	local ends
 	if index > 0 then

@@ -1,4 +1,4 @@
--- lib/standing.lua: is the caller a holder, a waiter, or neither?
+-- lib/standing.lua: whether the caller holds, waits, or neither.
 
 -- less compares as sorted sets do, byte by byte: Lua's own < depends on the server's locale.
 local function less(a, b)
@@ -11,12 +11,12 @@ local function less(a, b)
 	return #a < #b
 end
 
--- precedes reports whether a waiter ranks before the caller, which stands at that place. Equals
+-- precedes reports whether a waiter ranks before the caller, which stands at its own place. Equals
 -- are in the order of their names, as in the sorted set.
-local function precedes(place)
+local function precedes(own_place)
 	local first = call('ZRANGE', INTENTS, '0', '0', 'WITHSCORES')
 	local at = tonumber(first[2])
-	return at and (at < place or at == place and less(first[1], KIND .. ID))
+	return at and (at < own_place or at == own_place and less(first[1], KIND .. ID))
 end
 
 local function is_writer()
