@@ -17,6 +17,7 @@ import (
 	"github.com/redismutex/redismutex/internal/node"
 	"github.com/redismutex/redismutex/internal/redistest"
 	"github.com/redismutex/redismutex/internal/script"
+	"github.com/redismutex/redismutex/lua"
 )
 
 // A server is a Redis with one lock, which participants act on.
@@ -1226,6 +1227,33 @@ func TestTokensRiseWhateverBecomesOfTheCounter(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Promise 8: the same where the server's clock moves within the script, as it does before Redis 7.2.
+func TestHandOverShortensTheLifeOfTheKeysWhileTheClockMoves(t *testing.T) {
+	ctx := context.Background()
+	keys, err := script.NewKeys("lock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rc := redistest.Start(t).Client(t)
+	s := &server{T: t, rc: rc, ep: node.Of(rc), keys: keys}
+	reader, next, last := s.participant(false, time.Hour, firstCome), s.writer(), s.writer()
+	s.is(reader.acquire(), script.Granted)
+	s.join(next, last)
+	const look = "	ttl_of_leases = call('PTTL', LEASES)\n"
+	if n := strings.Count(script.Unlock.Source(), look); n != 1 && script.Unlock.Source() != lua.SlowSource("unlock") {
+		t.Fatalf("the source has %q %d times, want once", look, n)
+	}
+	later := look + "	for i = 1, 1e5 do if call('PTTL', LEASES) < ttl_of_leases then break end end\n"
+	slow := script.Unlock.Variant(strings.Replace(script.Unlock.Source(), look, later, 1))
+	s.is(reader.must(s.once(reader.Release(false).With(slow))), script.Released)
+	s.held(next)
+	for _, key := range []string{keys.Intents(), keys.Leases()} {
+		if ttl := rc.PTTL(ctx, key).Val(); ttl > time.Minute {
+			t.Errorf("want %s to live for 1m at most, it lives for %v", key, ttl)
+		}
+	}
 }
 
 // Promise 9: the same on a real replica. It has not heard of the master's last grants, and takes over 10 ms after the counter
