@@ -48,6 +48,11 @@ func Sentinel(tb testing.TB) *SentinelServers {
 	must(os.WriteFile(conf, nil, 0o600))
 	s := &SentinelServers{tb: tb, data: []*Server{master, replica}}
 	s.sentinel = start(tb, []string{conf, "--sentinel"}, nil)
+	tb.Cleanup(func() {
+		if text, err := os.ReadFile(s.sentinel.log); tb.Failed() && err == nil {
+			tb.Logf("the sentinel's last words:\n%s", text[max(0, len(text)-4000):])
+		}
+	})
 	s.admin = redis.NewSentinelClient(&redis.Options{Addr: s.sentinel.Addr()})
 	tb.Cleanup(func() { s.admin.Close() })
 	must(s.admin.Monitor(ctx, masterName, host, port, "1").Err())
