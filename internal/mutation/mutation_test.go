@@ -96,6 +96,7 @@ var mutants = []mutant{
 	{"a try that has lost its grant waits", "internal/acquisition/one.go", "p.in && !n.try\n", "p.in\n", scenario("TestTryThatLosesItsGrantIsRefused")},
 
 	{"calls are not limited", "internal/node/limiter.go", "	n := connections(rc)\n", "	n := connections(rc) << 10\n", scenario("TestSimultaneousAcquiresAllWait")},
+	{"acquires take every connection", "internal/node/limiter.go", "		acquires-- //", "		//", checker{"./internal/node", "^TestReleasesDoNotWaitBehindAcquires$", nil}},
 
 	// Tokens.
 	{"a token is not written back", "lua/lib/token.lua", "	call('SET', TOKEN, format('%d', last_token), 'PX', RETENTION)\n", "", model},

@@ -7,7 +7,6 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/redismutex/redismutex/internal/clock"
 	"github.com/redismutex/redismutex/internal/lockerr"
-	"golang.org/x/sync/semaphore"
 )
 
 // A Limiter bounds how many calls to a node are under way at a time, so that a crowd of goroutines waits here and not in
@@ -23,16 +22,20 @@ type Limiter struct {
 }
 
 // A Place is what a call takes in the limiter, in this order, and frees when it has ended.
-type Place []*semaphore.Weighted
+type Place []slots
+
+// Slots are a semaphore: they hold a value for each call that has taken one, and calls wait for one in order. In a crowd
+// almost all calls wait, so waiting allocates nothing.
+type slots chan struct{}
 
 func newLimiter(rc redis.Scripter) Limiter {
 	n := connections(rc)
-	calls := semaphore.NewWeighted(int64(n))
+	calls := make(slots, n)
 	acquires := n
 	if n > 2 {
 		acquires-- // one connection is left to releases and renewals
 	}
-	return Limiter{Place{semaphore.NewWeighted(int64(acquires)), calls}, Place{calls}, n}
+	return Limiter{Place{make(slots, acquires), calls}, Place{calls}, n}
 }
 
 // connections is how many calls rc has under way at a time before further ones wait.
@@ -70,7 +73,7 @@ func poolSize(size, maxActive int) int {
 // Free frees the place.
 func (p Place) Free() {
 	for _, part := range p {
-		part.Release(1)
+		<-part
 	}
 }
 
@@ -78,8 +81,10 @@ func (p Place) Free() {
 // this one would not be either, and, with a node time-out, when the node is marked down: other nodes go on.
 func (n *Node) Admit(ctx context.Context, p Place, timeout time.Duration) error {
 	for i, part := range p {
-		if part.TryAcquire(1) {
+		select {
+		case part <- struct{}{}:
 			continue
+		default:
 		}
 		if err := n.wait(ctx, part, timeout); err != nil {
 			p[:i].Free()
@@ -89,19 +94,21 @@ func (n *Node) Admit(ctx context.Context, p Place, timeout time.Duration) error 
 	return nil
 }
 
-func (n *Node) wait(ctx context.Context, part *semaphore.Weighted, timeout time.Duration) error {
+func (n *Node) wait(ctx context.Context, part slots, timeout time.Duration) error {
 	asked, wait := clock.Now(), ctx
 	if timeout > 0 {
 		wait = n.Health.whileUp()
 	}
-	if part.Acquire(wait, 1) != nil {
+	select {
+	case part <- struct{}{}:
+	case <-wait.Done():
 		if ctx.Err() != nil {
 			return ErrInterrupted
 		}
 		return context.Cause(wait)
 	}
 	if err := n.Health.silentSince(asked); err != nil && !n.sharded {
-		part.Release(1)
+		<-part
 		return lockerr.Redis(err)
 	}
 	return nil

@@ -17,6 +17,7 @@ import (
 	"github.com/redismutex/redismutex/internal/node"
 	"github.com/redismutex/redismutex/internal/redistest"
 	"github.com/redismutex/redismutex/internal/script"
+	"github.com/redismutex/redismutex/lua"
 )
 
 // A server is a Redis with one lock, which participants act on.
@@ -1226,6 +1227,82 @@ func TestTokensRiseWhateverBecomesOfTheCounter(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Promise 8: the same where the server's clock moves within the script, as it does before Redis 7.2.
+func TestHandOverShortensTheLifeOfTheKeysWhileTheClockMoves(t *testing.T) {
+	ctx := context.Background()
+	keys, err := script.NewKeys("lock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	rc := redistest.Start(t).Client(t)
+	s := &server{T: t, rc: rc, ep: node.Of(rc), keys: keys}
+	reader, next, last := s.participant(false, time.Hour, firstCome), s.writer(), s.writer()
+	s.is(reader.acquire(), script.Granted)
+	s.join(next, last)
+	const look = "	ttl_of_leases = call('PTTL', LEASES)\n"
+	if n := strings.Count(script.Unlock.Source(), look); n != 1 && script.Unlock.Source() != lua.SlowSource("unlock") {
+		t.Fatalf("the source has %q %d times, want once", look, n)
+	}
+	later := look + "	for i = 1, 1e5 do if call('PTTL', LEASES) < ttl_of_leases then break end end\n"
+	slow := script.Unlock.Variant(strings.Replace(script.Unlock.Source(), look, later, 1))
+	s.is(reader.must(s.once(reader.Release(false).With(slow))), script.Released)
+	s.held(next)
+	for _, key := range []string{keys.Intents(), keys.Leases()} {
+		if ttl := rc.PTTL(ctx, key).Val(); ttl > time.Minute {
+			t.Errorf("want %s to live for 1m at most, it lives for %v", key, ttl)
+		}
+	}
+}
+
+// Promise 9: the same on a real replica. It has not heard of the master's last grants, and takes over 10 ms after the counter
+// that it knows was set by the clock, which no failover is fast enough for.
+func TestTokensRiseOverAFailover(t *testing.T) {
+	ctx := context.Background()
+	keys, err := script.NewKeys("lock")
+	if err != nil {
+		t.Fatal(err)
+	}
+	servers := []*redistest.Server{redistest.Start(t, "--repl-diskless-sync-delay", "0"), redistest.Start(t)}
+	var sides []*server
+	for _, s := range servers {
+		rc := s.Client(t)
+		sides = append(sides, &server{T: t, rc: rc, ep: node.Of(rc), keys: keys})
+	}
+	master, replica := sides[0], sides[1]
+	grant := func(s *server) int64 {
+		t.Helper()
+		w := s.writer()
+		defer w.release()
+		return s.value(w.acquire(), script.Granted)
+	}
+	grant(master)
+	host, port, _ := strings.Cut(servers[0].Addr(), ":")
+	if err := replica.rc.SlaveOf(ctx, host, port).Err(); err != nil {
+		t.Fatal(err)
+	}
+	known := int64(0)
+	redistest.Eventually(t, "the replica follows", func() bool {
+		known = grant(master)
+		return master.rc.Wait(ctx, 1, time.Second).Val() == 1 && replica.counter() == known
+	})
+	if err := replica.rc.SlaveOf(ctx, "NO", "ONE").Err(); err != nil {
+		t.Fatal(err)
+	}
+	lost := known
+	for range 20 {
+		lost = grant(master)
+	}
+	redistest.Eventually(t, "the counter is not recent", func() bool {
+		return replica.rc.PTTL(ctx, keys.Token()).Val() <= 24*time.Hour-10*time.Millisecond
+	})
+	if got := replica.counter(); got != known {
+		t.Fatalf("the replica's counter is %d, want %d: it has followed for longer", got, known)
+	}
+	if token := grant(replica); token <= lost {
+		t.Errorf("token %d on the replica, after %d on the master", token, lost)
+	}
 }
 
 // Promise 10: what has the TTL of a recent counter, but is none, is as it was after every acquire.

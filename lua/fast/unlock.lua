@@ -11,6 +11,10 @@ end
 local holding_readers = KIND == 'r' and not tombstone and not score and redis.pcall('SCARD', HOLDER)
 holding_readers = type(holding_readers) == 'number' and holding_readers > 0 and call('PTTL', HOLDER) >= 0 and holding_readers
 
+-- The clock is read before the TTLs: before Redis 7.2 it moves within a script, and with a TTL
+-- added to it must not come out later than the lease ends.
+-- include lib/clock.lua
+
 -- The first waiter and its score, if it is a writer.
 local ttl_of_leases, head = -2, nil
 if holding_readers or ttl_of_intents then
@@ -20,7 +24,6 @@ if holding_readers or ttl_of_intents then
 end
 local writer_waits = head and head[1] and string.sub(head[1], 1, 1) == 'w'
 
--- include lib/clock.lua
 -- include lib/expiry.lua
 -- include lib/status.lua
 -- include fast/unlock_reader.lua
