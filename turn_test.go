@@ -637,6 +637,28 @@ func TestTryIsNotRefusedForAReaderThatIsBeingAcquired(t *testing.T) {
 	})
 }
 
+// A read lock admits no nested write lock, though its acquisition is a write lock that the process shares.
+func TestReaderOfAWriteAcquisitionCannotWrite(t *testing.T) {
+	inBubble(t, func(w *world) {
+		m := NewMutex(w.client(nil), "x")
+		l := w.lock(m, true)
+		inner := w.later(m, false)
+		w.unlock(l)
+		r := w.granted(inner, "the reader, in the turn of the writer")
+		for _, ask := range []func(context.Context, ...LockOption) (*Lock, error){m.LockContext, m.TryLockContext} {
+			_, err := ask(r)
+			w.matches(err, ErrUpgrade)
+		}
+		again, err := m.RLockContext(r)
+		if err != nil || again.ID() != r.ID() {
+			t.Errorf("%v: want a nested read lock", err)
+		}
+		w.unlock(again)
+		w.unlock(r)
+		w.empty()
+	})
+}
+
 // T10: a downgraded lock keeps its token, and the next writer needs another acquisition.
 func TestDowngradeEndsTheWritersTurn(t *testing.T) {
 	inBubble(t, func(w *world) {

@@ -217,7 +217,7 @@ func (a *Acquisition) Join(u, outer User, write bool) error {
 	case a.state != held, outer != nil && !a.admits(outer):
 		return ErrRetry
 	case write && !a.write:
-		return fmt.Errorf("%w: %q: unlock it first, or lock for writing in the first place", lockerr.ErrUpgrade, a.Keys.Name())
+		return lockerr.Upgrade(a.Keys.Name())
 	}
 	a.users.add(u, write, a.wrote)
 	return nil

@@ -37,6 +37,11 @@ func (a *Acquisition) Abandon() (acknowledged bool) {
 	acknowledged = a.queued || a.state == held
 	if a.state == pending || a.state == held && a.users.none() {
 		a.state = superseded
+		for _, p := range a.parts {
+			if p.asking { // its answer is not waited for: the release refuses an acquire that arrives later
+				p.asking, p.in, p.Tombstone = false, true, true
+			}
+		}
 		a.releaseInBackground()
 		a.wake()
 	}

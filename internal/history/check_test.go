@@ -170,6 +170,20 @@ func TestOrder(t *testing.T) {
 	}.run(t, func(ops []history.Op) error { return history.Order(ops, 5) })
 }
 
+func TestTurns(t *testing.T) {
+	in := func(queue string, o history.Op) history.Op { o.Queue = queue; return o }
+	cases{
+		{"served in order", []history.Op{in("p", asked(write("a", 30, 40, 1), 10)), in("q", asked(write("b", 40, 50, 2), 20))}, ""},
+		{"overtaking in the same queue", []history.Op{in("p", asked(write("a", 40, 50, 2), 10)), in("p", asked(write("b", 30, 40, 1), 20))}, "10ns"},
+		{"overtaking without a queue", []history.Op{in("p", asked(write("a", 40, 50, 2), 10)), asked(write("b", 30, 40, 1), 20)}, "10ns"},
+		{"overtaking for a turn", []history.Op{in("p", asked(write("a", 70, 80, 3), 10)), in("q", asked(write("b", 30, 40, 1), 20)), in("q", asked(write("c", 45, 50, 2), 20))}, ""},
+		{"overtaking for longer than a turn", []history.Op{in("p", asked(write("a", 70, 80, 3), 10)), in("q", asked(write("b", 30, 40, 1), 20)), in("q", asked(write("c", 56, 60, 2), 20))}, "by c"},
+		{"overtaking by two, for a turn each", []history.Op{in("p", asked(write("a", 90, 95, 3), 10)), in("q", asked(write("b", 30, 40, 1), 20)), in("r", asked(write("c", 66, 70, 2), 20))}, ""},
+		{"a reader joins the readers of the process in front", []history.Op{in("p", asked(read("a", 30, 40), 5)), in("p", asked(write("b", 90, 95, 3), 10)), asked(read("c", 31, 60), 20)}, ""},
+		{"a reader joins them late", []history.Op{in("p", asked(read("a", 30, 40), 5)), in("p", asked(write("b", 90, 95, 3), 10)), asked(read("c", 36, 60), 20)}, "by c"},
+	}.run(t, func(ops []history.Op) error { return history.Turns(ops, 5, 20) })
+}
+
 func TestLinearizable(t *testing.T) {
 	// The client of this write was killed in the call.
 	ghost := history.Op{Client: "g", Key: "k", Kind: history.Write, Asked: 20}
@@ -253,6 +267,7 @@ func TestLong(t *testing.T) {
 	for name, check := range map[string]func([]history.Op) error{
 		"Exclusion": history.Exclusion, "Tokens": history.Tokens, "Linearizable": linearizable,
 		"Order": func(ops []history.Op) error { return history.Order(ops, time.Microsecond) },
+		"Turns": func(ops []history.Op) error { return history.Turns(ops[:min(1000, len(ops))], time.Microsecond, 0) },
 	} {
 		start := time.Now()
 		if err := check(ops); err != nil {

@@ -41,6 +41,9 @@ type Op struct {
 	// Class names the queue, if a key has several: see Order.
 	Class string `json:"class,omitempty"`
 
+	// Queue names the queue of a process, the requests of which take turns; "" is a request by itself: see Turns.
+	Queue string `json:"queue,omitempty"`
+
 	Asked     int64 `json:"asked,omitempty"`     // before the call that locks
 	Got       int64 `json:"got,omitempty"`       // after the call had returned a lock
 	Unlocking int64 `json:"unlocking,omitempty"` // before Unlock was called

@@ -5,6 +5,7 @@ import (
 
 	"github.com/redismutex/redismutex/internal/acquisition"
 	"github.com/redismutex/redismutex/internal/clock"
+	"github.com/redismutex/redismutex/internal/lockerr"
 	"github.com/redismutex/redismutex/internal/script"
 )
 
@@ -97,6 +98,9 @@ func (g *Grant) Nest(u, outer acquisition.User, write bool) error {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	if write && !g.write && g.locks > 0 { // the acquisition of a reader may be a write lock
+		return lockerr.Upgrade(g.Keys().Name())
+	}
 	err := g.turn.acq.Join(u, outer, write)
 	if err == nil {
 		g.locks++

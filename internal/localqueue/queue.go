@@ -72,7 +72,7 @@ func (q *queue) acquire(ctx context.Context, w *waiter) error {
 	if w.since == 0 {
 		w.since = int64(clock.Now())
 	}
-	if q.head() != w {
+	if q.head() != w || q.mayBeOvertaken(w) {
 		q.goOn(mine)
 		mine = nil
 	}
@@ -182,6 +182,12 @@ func (q *queue) line(w *waiter) *line {
 		return &q.first
 	}
 	return &q.rest
+}
+
+// mayBeOvertaken reports whether others that come later go before w, so that w may be served while a call for it is under
+// way.
+func (q *queue) mayBeOvertaken(w *waiter) bool {
+	return (w.config.WritersFirst || w.config.ReadersFirst) && q.line(w) == &q.rest
 }
 
 // head is the waiter that is served next, or nil.

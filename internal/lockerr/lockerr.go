@@ -84,6 +84,11 @@ func Foreign(data string) error {
 	return fmt.Errorf("%w: %q, a %s", ErrNotLock, key, kind)
 }
 
+// Upgrade returns the error of a write lock that is nested in a read lock.
+func Upgrade(key string) error {
+	return fmt.Errorf("%w: %q: unlock it first, or lock for writing in the first place", ErrUpgrade, key)
+}
+
 // Of returns an error of that kind with that cause.
 func Of(kind, cause error) error { return caused{kind, cause, 0} }
 

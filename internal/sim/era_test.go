@@ -47,6 +47,8 @@ const (
 var (
 	ttls = []time.Duration{time.Second, time.Second, 2 * time.Second, 5 * time.Second, longest}
 	keys = []string{"a", "a", "b", "c"}
+	// Most requests of a process share queues.
+	turns = []time.Duration{redismutex.DefaultTurn, redismutex.DefaultTurn, longestTurn, 0}
 )
 
 // An era is some minutes of simulated time, with servers and processes of its own.
@@ -319,6 +321,7 @@ type process struct {
 	cancel context.CancelFunc
 	nodes  []redis.Scripter
 	links  []*faultnet.Link
+	turn   time.Duration
 
 	alive sync.Mutex // guards the fields below, and recording: a dead process records nothing
 	dead  bool
@@ -335,6 +338,7 @@ func (e *era) spawn(t *testing.T) {
 	random := e.draw(10 * e.names)
 	e.mu.Unlock()
 	p.ctx, p.cancel = context.WithCancel(context.Background())
+	p.turn = turns[random.IntN(len(turns))]
 	timeout := time.Duration(1+random.IntN(3)) * time.Second
 	retries := random.IntN(4) - 1
 	for i, n := range e.nodes {
@@ -347,7 +351,7 @@ func (e *era) spawn(t *testing.T) {
 		})
 		p.nodes = append(p.nodes, rc)
 	}
-	for i := range 2 {
+	for i := range 4 {
 		w := &worker{process: p, name: fmt.Sprintf("%s.%d", p.name, i+1), random: e.draw(10*e.names + i + 1)}
 		e.workers.Go(w.run)
 	}
@@ -405,10 +409,12 @@ func (c *prompt) Read(b []byte) (int, error) {
 	return c.socket.Read(b)
 }
 
-func (p *process) mutex(ttl time.Duration, order redismutex.MutexOption) *redismutex.RWMutex {
+func (p *process) mutex(ttl time.Duration, more ...redismutex.MutexOption) *redismutex.RWMutex {
 	opts := []redismutex.MutexOption{redismutex.WithTTL(ttl)}
-	if order != nil {
-		opts = append(opts, order)
+	for _, o := range more {
+		if o != nil {
+			opts = append(opts, o)
+		}
 	}
 	if len(p.nodes) == 1 {
 		return redismutex.NewMutex(p.nodes[0], "sim", opts...)

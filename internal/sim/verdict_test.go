@@ -14,6 +14,9 @@ const (
 	// connections, load the scripts and subscribe to the mailbox.
 	queueing = 100 * time.Millisecond
 
+	// longestTurn is the longest turn of a process in use.
+	longestTurn = 200 * time.Millisecond
+
 	// renewal is the time, in addition to half a TTL, within which a holder learns that a server has lost its data.
 	renewal = 2*distance + 100*time.Millisecond
 
@@ -36,7 +39,7 @@ func (e *era) verdict() []string {
 	e.check(history.Exclusion(ops))
 	e.check(history.Tokens(ops))
 	if e.mood == calm {
-		e.check(history.Order(ops, queueing))
+		e.check(history.Turns(ops, queueing, longestTurn))
 	}
 	if e.mood == calm || e.mood == tardy && len(e.nodes) == 1 {
 		e.check(e.idle(ops))

@@ -35,6 +35,8 @@ type attempt struct {
 	try   bool
 	order redismutex.MutexOption
 	class string // the queue in which it waits
+	turn  time.Duration
+	queue string // the local one; "" if it has none
 	owner string
 
 	span      *history.Span
@@ -87,9 +89,6 @@ func (w *worker) begin(cancel context.CancelFunc) *attempt {
 		write: w.chance(0.6),
 		try:   w.chance(0.2),
 	}
-	if w.mood == tardy && w.process.name == late {
-		a.ttl = tardyTTL
-	}
 	if o := w.random.IntN(6); o < len(orders) {
 		a.order = orders[o].option()
 		if a.write == orders[o].write {
@@ -98,6 +97,16 @@ func (w *worker) begin(cancel context.CancelFunc) *attempt {
 	}
 	if w.chance(0.15) {
 		a.owner = w.name
+	}
+	if w.chance(0.6) { // as others of its process: they share a queue
+		a.ttl, a.order, a.class = ttls[0], nil, ""
+	}
+	if w.mood == tardy && w.process.name == late {
+		a.ttl = tardyTTL
+	}
+	a.turn = w.process.turn
+	if a.turn != 0 && a.owner == "" {
+		a.queue = fmt.Sprint(w.process.name, a.ttl, a.order != nil, a.class, a.turn)
 	}
 	w.record(a)
 	w.mu.Lock()
@@ -113,7 +122,7 @@ func (e *era) record(a *attempt) {
 	if a.asked == 0 { // not a downgrade
 		a.asked = e.clock()
 	}
-	op := history.Op{Client: a.by.name + ", ttl " + a.ttl.String(), Key: a.key, Kind: history.Read, Try: a.try, Class: a.class}
+	op := history.Op{Client: a.by.name + ", ttl " + a.ttl.String(), Key: a.key, Kind: history.Read, Try: a.try, Class: a.class, Queue: a.queue}
 	if a.write {
 		op.Kind = history.Write
 	}
@@ -140,7 +149,7 @@ func (w *worker) attempt() {
 		// While it waits, shortly before its lease is renewed.
 		defer time.AfterFunc(a.ttl/2-w.exp(a.ttl/8), func() { w.process.ambush(w.draw(int(a.asked)), a.ttl) }).Stop()
 	}
-	l, err := a.lock(w.mutex(a.ttl, a.order), ctx)
+	l, err := a.lock(w.mutex(a.ttl, a.order, redismutex.WithTurn(a.turn)), ctx)
 	w.mu.Lock()
 	delete(w.waiters[a.key], a)
 	foiled := a.foiled
@@ -374,7 +383,9 @@ func (w *worker) nest(a *attempt, l *redismutex.Lock, write bool) {
 		ctx = w.ctx
 	}
 	began := time.Now()
-	again, err := inner.lock(w.mutex(ttls[0], nil), ctx)
+	again, err := inner.lock(w.mutex(ttls[0]), ctx)
+	took := time.Since(began)
+	time.Sleep(1) // a loss may just be about to be told
 	ended := l.Err() != nil || w.ctx.Err() != nil
 	if err == nil && again.ID() != l.ID() { // a lock of its own, since the owner's was lost
 		if !ended {
@@ -389,8 +400,8 @@ func (w *worker) nest(a *attempt, l *redismutex.Lock, write bool) {
 		if !errors.Is(err, redismutex.ErrUpgrade) {
 			w.fail("%v: want ErrUpgrade for a write lock within a read lock, got %v", a, err)
 		}
-	case err != nil || again.Token() != l.Token() || time.Since(began) != 0:
-		w.fail("%v: want a nested lock with the same token at once, got %v after %v", a, err, time.Since(began))
+	case err != nil || again.Token() != l.Token() || took != 0:
+		w.fail("%v: want a nested lock with the same token at once, got %v after %v", a, err, took)
 	}
 	if err == nil {
 		if err := again.UnlockContext(ctx); err != nil && l.Err() == nil {
@@ -412,7 +423,7 @@ func (w *worker) family(a *attempt, l *redismutex.Lock, write bool) (unlock func
 			ctx = context.WithoutCancel(ctx)
 		}
 		inner := attempt{key: a.key, write: write && w.chance(0.5), try: true, owner: a.owner}
-		again, err := inner.lock(w.mutex(ttls[0], nil), ctx)
+		again, err := inner.lock(w.mutex(ttls[0]), ctx)
 		switch {
 		case err != nil: // ctx has ended, or does not descend from the lock
 		case again.ID() != l.ID():

@@ -1,0 +1,58 @@
+package history
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// Turns is Order where the requests of a Queue take turns. It reports an operation that overtook another in a way that turns
+// do not explain. Of two conflicting operations in the same Class, the one that asked more than bound earlier must be
+// granted the lock first, except that
+//
+//   - operations of one other Queue may overtake it in one turn: in no longer a time than that, and bound;
+//   - a reader may overtake a writer that stands behind a reader of its own Queue, and join that one.
+func Turns(ops []Op, bound, turn time.Duration) error {
+	for _, line := range groups(ops, func(o *Op) string { return o.Key + "\x00" + o.Class }) {
+		for _, o := range line {
+			if o.Try || o.Asked == 0 {
+				continue
+			}
+			first := map[string]*Op{} // of each queue, the first one that overtook o
+			for _, p := range inOrderOfGrant(line) {
+				switch {
+				case p.Try || !o.conflicts(p) || p.Asked-o.Asked <= int64(bound) || o.waited() <= p.Got, joined(line, o, p, bound):
+					continue
+				case first[p.Queue] == nil && p.Queue != "" && p.Queue != o.Queue:
+					first[p.Queue] = p
+				case first[p.Queue] == nil || time.Duration(p.Got-first[p.Queue].Got) > turn+bound:
+					return fmt.Errorf("history: the second overtook the first, which had asked %v earlier, and turns of %v do not explain it:%s",
+						time.Duration(p.Asked-o.Asked), turn, lines(o, p))
+				}
+			}
+		}
+	}
+	return nil
+}
+
+// inOrderOfGrant returns those that were granted, the first grant first.
+func inOrderOfGrant(line []*Op) []*Op {
+	granted := slices.DeleteFunc(slices.Clone(line), func(o *Op) bool { return o.Got == 0 })
+	slices.SortStableFunc(granted, func(a, b *Op) int { return cmp.Compare(a.Got, b.Got) })
+	return granted
+}
+
+// joined reports whether p, a reader, joined a reader of the queue of o that stood before o, a writer.
+func joined(line []*Op, o, p *Op, bound time.Duration) bool {
+	if p.writes() || o.Queue == "" {
+		return false
+	}
+	for _, r := range line {
+		apart := r.Got - p.Got
+		if r.Queue == o.Queue && !r.writes() && r.Asked <= o.Asked && r.Got != 0 && max(apart, -apart) <= int64(bound) {
+			return true
+		}
+	}
+	return false
+}
