@@ -128,6 +128,9 @@ func (e *era) idle(ops []history.Op) error {
 			p := &ops[j]
 			if _, to, ok := p.Held(); ok && p.Key == o.Key && p.Got < o.Got && i != j {
 				free = max(free, to, p.Unlocking) // the server holds it until then, even if its parent context has ended
+				if e.mood == tardy && e.attempts[j].by.name == late { // its release travels behind an acquire, which may be late
+					free = max(free, p.Freed)
+				}
 			}
 		}
 		free = max(free, e.unaware(ops, o))
