@@ -57,7 +57,7 @@ type queue struct {
 	requests int32 // how many it has; guarded by the mutex of queues
 
 	mu           sync.Mutex
-	acknowledged bool  // something that Redis has acknowledged stands for those that wait
+	acknowledged bool  // since somebody waits, Redis has acknowledged something that stands for those that wait
 	first        line  // the waiters of the class that goes first, by order of choice
 	rest         line  // the other waiters
 	pending      *turn // the acquisition that is made for the head; nil: none
