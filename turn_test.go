@@ -772,7 +772,7 @@ func TestHeadStandsInRedisWhenDowngradeReturns(t *testing.T) {
 			}
 			for i, mini := range ns.minis {
 				if waiting, _ := mini.SortedSet("{x}:lock-intent"); len(waiting) != 2 {
-					t.Errorf("%d wait on node %d of %d, want the head and the other process", len(waiting), i+1, n)
+					t.Fatalf("%d wait on node %d of %d, want the head and the other process", len(waiting), i+1, n)
 				}
 			}
 			ns.unlock(l)
