@@ -14,7 +14,14 @@
 //
 // A call that locks the same key again with that context does not wait for
 // itself: its lock is granted at once, nested in the outer one. A writer can
-// become a reader with no other writer in between: see [Lock.Downgrade].
+// become a reader with no other writer in between: see [Lock.Downgrade]. A
+// function that must only be called under a lock can check that with [Held].
+//
+// Tests of code that locks find the package on an embedded Redis, with faults by
+// name, in github.com/redismutex/redismutex/redismutextest.
+//
+// [RWMutex.Inspect] tells who holds a lock and who waits for it, and
+// [RWMutex.Revoke] ends an acquisition by its id.
 //
 // # Promises
 //
@@ -45,9 +52,9 @@
 //     token counter, which expires after a day.
 //  9. Tokens rise. Each write lock carries a fencing token greater than every
 //     token before it on that key: see [Lock.Token].
-//  10. Why. An error tells what happened: the lock is held by others, lost or
-//     unlocked; the caller's context has ended; Redis failed; or the input is
-//     bad. No error is swallowed, and no two of these look the same to
+//  10. Why. An error tells what happened: the lock is held by others, lost,
+//     revoked, held for too long or unlocked; the caller's context has ended; Redis failed; or the
+//     input is bad. No error is swallowed, and no two of these look the same to
 //     [errors.Is].
 //
 // # Where they end
@@ -57,15 +64,18 @@
 // knows that it has lost it if
 //
 //   - the server restarts empty;
-//   - an asynchronous replica takes over without having heard of the lock;
+//   - an asynchronous replica takes over without having heard of the lock, or
+//     while clients still reach the old master;
 //   - the server evicts a key (maxmemory-policy must be noeviction);
 //   - the server's clock is set forward;
 //   - the client's machine is suspended, or its virtual machine paused: the
 //     monotonic clock may stand still meanwhile.
 //
-// The first holder learns of the loss at its next renewal, at half the TTL. Nor
-// can a process act on the end of its context while it is stopped, as by a
-// debugger; when it goes on, [Lock.Err] knows at once.
+// The first holder learns of the loss at its next renewal, at half the TTL,
+// unless an old master that lives on still renews it; docs/operations.md names
+// the setting of Redis that prevents this. Nor can a process act on the end of
+// its context while it is stopped, as by a debugger; when it goes on, [Lock.Err]
+// knows at once.
 //
 // Fencing tokens close this gap. Whatever must not be written twice should
 // refuse a token lower than one it has seen. A holder that has been overtaken has
@@ -74,22 +84,24 @@
 //
 // With several nodes ([NewRedlock]) the promises hold for the lock as a whole. A
 // majority of the nodes grants it, renews it and agrees on its token, and "the
-// server" above is any majority of them.
+// server" above is any majority of them. A token there begins with the clock of
+// the process that asks, not with that of a node.
 //
 // # How it works
 //
 // Four Lua scripts, lock, rlock, refresh and unlock, acquire a lock for writing
-// or reading, renew it and release it. All keys of a lock are in one hash slot.
+// or reading, renew it and release it. Two more, inspect and revoke, serve an
+// operator. All keys of a lock are in one hash slot.
 //
 // A release hands the lock to the next in the queue within the script, and
 // publishes the grant to the mailbox of the process concerned, unless that is the
 // process that releases. A mailbox is a Pub/Sub channel. All mutexes on a client
-// share one, and it is open only while somebody waits and for a few seconds
-// after.
+// share one, and it is open only while somebody waits, or a lock is held for
+// longer than half its TTL, and for a few seconds after.
 //
 // Goroutines of one process take turns: a process that is granted the lock
 // passes it on among its own goroutines, without a call, until its turn is over
-// and others are served. Those that wait stand in a queue of the process, and
+// and others are served. Its waiters stand in a queue of the process, and
 // one request stands in Redis for all of them. When it is sent it carries the
 // time for which the first of them has waited, and takes the place that this
 // one would have had. See [WithTurn].
@@ -98,6 +110,9 @@
 // at about the same time share a round trip. An uncontended Lock and Unlock is
 // two commands. A lock that is held has neither a goroutine nor a timer of its
 // own.
+//
+// [WithTrace] has functions told of waits, grants, renewals and ends, for metrics and spans: the module
+// github.com/redismutex/redismutex/otel makes OpenTelemetry's of them.
 //
 // With several nodes the same scripts run on each of them at once, and each
 // request has the same rank on all of them. A waiter that holds some nodes but no

@@ -108,9 +108,26 @@ func WithTurn(d time.Duration) MutexOption {
 	}
 }
 
+// WithMaxHold bounds how long a lock is held. When d is over, its context ends with [ErrMaxHold], and that is logged. It is
+// renewed no more, so others are granted the lock when it is unlocked, or a TTL later at the latest if the holder never unlocks
+// it. Locks that are nested in it end with it: d counts from the grant of the outermost lock. Until it is unlocked, or its lease
+// has ended, a call that locks within it fails with ErrMaxHold. Readers that share an acquisition
+// (see [WithTurn]) are bounded one by one, and it is renewed while one of them is in time. A d that is not positive is refused
+// with [ErrInvalid]. The default is no bound.
+func WithMaxHold(d time.Duration) MutexOption {
+	return func(m *RWMutex) error {
+		if d <= 0 {
+			return fmt.Errorf("%w: hold of %v at most, want more than 0", ErrInvalid, d)
+		}
+		m.settings.maxHold = d
+		return nil
+	}
+}
+
 // settings are what the options of a mutex have set.
 type settings struct {
 	ttl, turn      time.Duration
+	maxHold        time.Duration // 0: no bound
 	order          order
 	logger         *slog.Logger
 	drift, timeout *float64 // factors of the TTL; nil: the default
@@ -149,7 +166,7 @@ func (s *settings) configure(c *acquisition.Config, n int) error {
 	if s.turn > s.ttl/4 {
 		return fmt.Errorf("%w: turn %v, want at most a quarter of the TTL of %v", ErrInvalid, s.turn, s.ttl)
 	}
-	c.TTL, c.Durations, c.Turn = s.ttl, script.NewDurations(s.ttl), s.turn
+	c.TTL, c.Durations, c.Turn, c.MaxHold = s.ttl, script.NewDurations(s.ttl), s.turn, s.maxHold
 	c.Drift = part(defaultDriftFactor)
 	if s.drift != nil {
 		c.Drift = part(*s.drift)
@@ -197,6 +214,21 @@ func WithContext(ctx context.Context) LockOption {
 			return fmt.Errorf("%w: two contexts", ErrInvalid)
 		}
 		r.ctx = ctx
+		return nil
+	}
+}
+
+// WithWait bounds the wait for the lock, and not the lock: its context descends from the caller's own. When d is over the
+// lock is tried again, for a tenth of a second at most, or with several nodes for a node time-out more. If others are in
+// the way the error is a [HeldError], which names them; if Redis does not answer it matches [ErrRedis]. If the caller's
+// context ends first the error is that of the context. With 0 the call is a try. A negative d is refused with [ErrInvalid],
+// and calls that try refuse this option.
+func WithWait(d time.Duration) LockOption {
+	return func(r *request) error {
+		if d < 0 {
+			return fmt.Errorf("%w: wait %v, want 0 or more", ErrInvalid, d)
+		}
+		r.bounded, r.wait = true, d
 		return nil
 	}
 }

@@ -47,7 +47,7 @@ func onNodes(t *testing.T, n int, f func(*nodes)) {
 				heal(l)
 				l.Cut()
 			}
-			time.Sleep(time.Minute)
+			redistest.Elapse(time.Minute)
 		})
 		f(ns)
 	})
@@ -138,6 +138,34 @@ func TestQuorumLockIsOneCommandPerNodeAndVerb(t *testing.T) {
 	}
 }
 
+// Promise 9: the nodes agree on the first token of a key too, whatever their clocks, so that it need not be raised.
+func TestFirstLockOfAKeyRaisesNoToken(t *testing.T) {
+	onNodes(t, 3, func(ns *nodes) {
+		done := make(chan struct{})
+		defer close(done)
+		ns.clocks(done, time.Second, time.Minute, time.Hour)
+		sent := []*counter{{}, {}, {}}
+		m := NewRedlock(ns.process(func(i int, rc *redis.Client) { rc.AddHook(sent[i]) }), "y")
+		first := ns.lock(m, true) // the settings of the servers are looked at, once
+		synctest.Wait()
+		ns.unlock(first)
+		for _, c := range sent {
+			c.reset()
+		}
+		l, err := m.LockContext(ns.Context(), WithKey("x"))
+		if err != nil {
+			ns.Fatal(err)
+		}
+		synctest.Wait()
+		ns.unlock(l)
+		for i, c := range sent {
+			if commands, _ := c.reset(); commands != 2 {
+				ns.Errorf("%d commands to node %d, want a lock and an unlock", commands, i+1)
+			}
+		}
+	})
+}
+
 // Promises 5 and 6: waiters are granted the lock at once and in order, one writer or all readers in front.
 func TestQuorumHandsOnInOrder(t *testing.T) {
 	for _, n := range []int{2, 3, 4, 5} {
@@ -187,7 +215,7 @@ func TestSplitVotesAreResolvedByRank(t *testing.T) {
 					for _, m := range mutexes {
 						go func() { got <- ns.lock(m, true) }()
 					}
-					time.Sleep(6 * time.Millisecond) // three ways there and back
+					redistest.Elapse(6 * time.Millisecond) // three ways there and back
 					select {
 					case l := <-got:
 						go func() { got <- l }()
@@ -261,7 +289,7 @@ func TestMinorityThatFailsCostsOneTimeout(t *testing.T) {
 				heal(ns.links[1])
 				heal(ns.links[4])
 				l := ns.lock(m, true)
-				time.Sleep(DefaultTTL)
+				redistest.Elapse(DefaultTTL)
 				if held, _ := ns.holders(); held != 5 {
 					ns.Errorf("%s: held on %d nodes when all are back", name, held)
 				}
@@ -308,10 +336,31 @@ func TestMajorityThatFailsIsAnErrorOfRedis(t *testing.T) {
 			for _, l := range ns.links {
 				heal(l)
 			}
-			time.Sleep(2 * time.Second) // the client's pools dial again
-			ns.unlock(ns.lock(m, true)) // although they are still marked down
+			redistest.Elapse(2 * time.Second) // the client's pools dial again
+			ns.unlock(ns.lock(m, true))       // although they are still marked down
 		})
 	}
+}
+
+// Promise 10: a node that has not answered is marked down before anything else is asked of it. Else the error would wait for
+// that call, too.
+func TestSilentNodeIsNotAskedAgainAtOnce(t *testing.T) {
+	onNodes(t, 5, func(ns *nodes) {
+		asked := &counter{}
+		m := NewRedlock(ns.process(func(i int, rc *redis.Client) {
+			if i == 0 {
+				rc.AddHook(asked)
+			}
+		}), "x")
+		ns.links[0].Hole(true, true)
+		l := ns.lock(m, true)
+		redistest.Elapse(DefaultTTL / 20 * 3 / 2)
+		if n, _ := asked.reset(); n != 2 {
+			ns.Errorf("%d commands within a node time-out and a half, want an acquire and its release", n)
+		}
+		heal(ns.links[0])
+		ns.unlock(l)
+	})
 }
 
 // Promise 10: no error is of two kinds, except the one that errors.go names.
@@ -400,6 +449,7 @@ func TestQuorumTryLeavesNoTrace(t *testing.T) {
 			}
 			_, err := try(ns.Context())
 			ns.matches(err, ErrLock)
+			synctest.Wait() // the other nodes may answer later than those that refuse
 			if held, waiting := ns.holders(); held != 3 || waiting != 0 {
 				ns.Errorf("%d nodes are held, %d waited for", held, waiting)
 			}
@@ -430,7 +480,7 @@ func TestQuorumTryWithALostReplyLeavesNoTrace(t *testing.T) {
 		if !errors.Is(err, ErrLock) {
 			ns.Error(err)
 		}
-		time.Sleep(time.Second)
+		redistest.Elapse(time.Second)
 		if held, _ := ns.holders(); held != 2 {
 			ns.Errorf("held on %d nodes", held)
 		}
@@ -447,14 +497,14 @@ func TestAcquireThatWasGivenUpIsRefused(t *testing.T) {
 			}
 			release := ns.links[2].HoldRequest(verb.Digest())
 			l := ns.lock(ns.mutex(), write)
-			time.Sleep(DefaultTTL / 10)
+			redistest.Elapse(DefaultTTL / 10)
 			ns.unlock(l)
 			release()
 			synctest.Wait()
 			if held, waiting := ns.holders(); held != 0 || waiting != 0 {
 				ns.Errorf("%d nodes are held, %d waited for, want none", held, waiting)
 			}
-			time.Sleep(3 * DefaultTTL)
+			redistest.Elapse(3 * DefaultTTL)
 			ns.empty()
 		})
 	}
@@ -477,7 +527,7 @@ func TestUnlockReachesNodesThatAnswerLate(t *testing.T) {
 				ns.Errorf("%d nodes are held, %d waited for, want none", held, waiting)
 			}
 		}
-		time.Sleep(3 * DefaultTTL)
+		redistest.Elapse(3 * DefaultTTL)
 		ns.empty()
 	})
 }
@@ -488,11 +538,11 @@ func TestLockLivesAndDiesWithItsMajority(t *testing.T) {
 		for _, write := range []bool{true, false} {
 			onNodes(t, 5, func(ns *nodes) {
 				l := ns.lock(ns.mutex(), write)
-				time.Sleep(time.Second)
+				redistest.Elapse(time.Second)
 				fail(ns.links[0])
-				time.Sleep(time.Minute)
+				redistest.Elapse(time.Minute)
 				fail(ns.links[3])
-				time.Sleep(time.Minute)
+				redistest.Elapse(time.Minute)
 				if left := time.Until(l.Until()); l.Err() != nil || left < DefaultTTL/4 {
 					ns.Fatalf("%s: %v, trusted for %v", name, context.Cause(l), left)
 				}
@@ -528,12 +578,12 @@ func (ns *nodes) matchesLost(err error) {
 func TestUntilIsTheEndOfTheMajority(t *testing.T) {
 	onNodes(t, 5, func(ns *nodes) {
 		l := ns.lock(ns.mutex(), true)
-		time.Sleep(10 * time.Second)
+		redistest.Elapse(10 * time.Second)
 		var ends []clock.Instant
 		for _, i := range []int{4, 2, 0} { // each has been renewed for the last time at another time
 			ns.links[i].Hole(true, true)
 			ends = append(ends, clock.Now().Add(ns.minis[i].TTL("x")-l.grant.Config().Drift))
-			time.Sleep(DefaultTTL / 8)
+			redistest.Elapse(DefaultTTL / 8)
 		}
 		synctest.Wait()
 		slices.Sort(ends)
@@ -551,7 +601,7 @@ func TestRestartsOneByOneLoseNothing(t *testing.T) {
 			for range 3 {
 				for _, m := range ns.minis {
 					m.FlushAll()
-					time.Sleep(DefaultTTL)
+					redistest.Elapse(DefaultTTL)
 				}
 			}
 			if held, _ := ns.holders(); held != 5 || l.Err() != nil {
@@ -560,7 +610,7 @@ func TestRestartsOneByOneLoseNothing(t *testing.T) {
 			_, err := ns.mutex().TryLockContext(ns.Context())
 			ns.matches(err, ErrLock)
 			ns.unlock(l)
-			time.Sleep(3 * DefaultTTL)
+			redistest.Elapse(3 * DefaultTTL)
 			ns.empty()
 		})
 	}
@@ -571,12 +621,12 @@ func TestLockIsLostWhenAMajorityForgetsIt(t *testing.T) {
 	for _, apart := range []time.Duration{0, 20 * time.Millisecond} {
 		onNodes(t, 5, func(ns *nodes) {
 			l := ns.lock(ns.mutex(), true)
-			time.Sleep(time.Millisecond) // on all nodes
+			redistest.Elapse(time.Millisecond) // on all nodes
 			for i, m := range ns.minis[:3] {
 				ns.links[i].SetDelay(time.Duration(i) * apart)
 				m.FlushAll()
 			}
-			time.Sleep(DefaultTTL)
+			redistest.Elapse(DefaultTTL)
 			ns.matchesLost(context.Cause(l))
 			ns.matches(l.UnlockContext(ns.Context()), ErrLockLost)
 		})
@@ -589,14 +639,14 @@ func TestQuorumWaiterOutlivesErrors(t *testing.T) {
 		onNodes(t, 3, func(ns *nodes) {
 			holder := ns.lock(ns.mutex(), true)
 			next := ns.later(ns.mutex(), true)
-			time.Sleep(time.Second)
+			redistest.Elapse(time.Second)
 			fail(ns.links[0])
 			fail(ns.links[1])
-			time.Sleep(time.Minute)
+			redistest.Elapse(time.Minute)
 			ns.pending(next)
 			heal(ns.links[0])
 			heal(ns.links[1])
-			time.Sleep(time.Minute)
+			redistest.Elapse(time.Minute)
 			ns.matchesLost(context.Cause(holder))
 			select {
 			case l := <-next:
@@ -632,7 +682,7 @@ func TestCanceledQuorumWaiterLeavesNothing(t *testing.T) {
 				heal(l)
 			}
 			ns.unlock(holder)
-			time.Sleep(3 * DefaultTTL)
+			redistest.Elapse(3 * DefaultTTL)
 			ns.empty()
 		})
 	}
@@ -656,7 +706,7 @@ func TestUnlockNeedsAMajority(t *testing.T) {
 		}
 		heal(ns.links[0])
 		heal(ns.links[1])
-		time.Sleep(3 * DefaultTTL)
+		redistest.Elapse(3 * DefaultTTL)
 		ns.empty()
 	})
 }
@@ -699,10 +749,10 @@ func TestNodeThatIsAcquiredAgainHasItsTokenRaised(t *testing.T) {
 		}
 		l := ns.lock(ns.mutex(), true)
 		ns.minis[0].FlushAll()
-		time.Sleep(DefaultTTL)
+		redistest.Elapse(DefaultTTL)
 		ns.links[1].Refuse(true)
 		ns.links[1].Cut()
-		time.Sleep(DefaultTTL)
+		redistest.Elapse(DefaultTTL)
 		ns.unlock(l)
 		ns.minis[1].FlushAll()
 		heal(ns.links[1])
@@ -739,6 +789,92 @@ func TestNodeThatRefusesToRaiseIsAcquiredAgain(t *testing.T) {
 	})
 }
 
+// Promise 10: a node that hangs while its token is to be raised is waited for no longer than two node time-outs, whichever
+// node answered last.
+func TestNodeThatHangsInARaiseCostsTwoTimeouts(t *testing.T) {
+	for last := range 2 {
+		onNodes(t, 3, func(ns *nodes) {
+			const base int64 = 3_000_000_000_000_000
+			for i, m := range ns.minis {
+				m.Set("{x}:token", fmt.Sprint(base-int64(i)))
+				m.SetTTL("{x}:token", time.Hour)
+			}
+			ns.links[2].Refuse(true)
+			ns.links[last].SetDelay(time.Millisecond)
+			for range 20 { // it is asked again
+				defer ns.links[1].HoldRequest(script.Refresh.Digest())()
+			}
+			m := ns.mutex()
+			start := time.Now()
+			_, err := m.TryLockContext(ns.Context())
+			ns.matches(err, ErrRedis)
+			if took := time.Since(start); took > 2*m.config.Timeout+10*time.Millisecond {
+				ns.Errorf("node %d answered last: the error came after %v, want two node time-outs of %v", last+1, took, m.config.Timeout)
+			}
+		})
+	}
+}
+
+// reaching returns the clients of one more process, which reaches these nodes only.
+func (ns *nodes) reaching(these ...int) []redis.Scripter {
+	var clients []redis.Scripter
+	for i, m := range ns.minis {
+		link := faultnet.New(ns.links[i].Dial)
+		link.Refuse(!slices.Contains(these, i))
+		clients = append(clients, redistest.MiniClient(ns, m, func(o *redis.Options) { o.Dialer, o.DialerRetries = link.Dial, 1 }))
+	}
+	return clients
+}
+
+// restartsEmpty has a node lose its data and stay away for as long as the longest TTL, as NewRedlock asks for.
+func (ns *nodes) restartsEmpty(node int) {
+	ns.links[node].Refuse(true)
+	synctest.Wait() // a connection that is being made would outlive the cut
+	ns.links[node].Cut()
+	ns.minis[node].FlushAll()
+	redistest.Elapse(DefaultTTL)
+	heal(ns.links[node])
+}
+
+// Promise 9: a node that restarts empty makes no token fall, whatever the clocks of the nodes. The second majority shares
+// only that node with the first, and the first has a node whose clock is ahead.
+func TestTokensRiseOverAnEmptyRestartWhateverTheClocksOfTheNodes(t *testing.T) {
+	onNodes(t, 5, func(ns *nodes) {
+		done := make(chan struct{})
+		defer close(done)
+		ns.clocks(done, 0, 30*time.Minute, -time.Hour, time.Second, -time.Second)
+		first := ns.lock(NewRedlock(ns.reaching(0, 1, 2), "x"), true)
+		ns.unlock(first)
+		ns.restartsEmpty(2)
+		second := ns.lock(NewRedlock(ns.reaching(2, 3, 4), "x"), true)
+		if second.Token() <= first.Token() {
+			ns.Errorf("token %d after %d, want a higher one", second.Token(), first.Token())
+		}
+		ns.unlock(second)
+	})
+}
+
+// Promise 9: the same for a waiter that has waited for longer than the lock before it, so that its rank is the lower one.
+func TestTokenOfAnOldWaiterRisesOverAnEmptyRestart(t *testing.T) {
+	onNodes(t, 5, func(ns *nodes) {
+		holder := ns.lock(ns.mutex(), true)
+		old := ns.later(NewRedlock(ns.reaching(2, 3, 4), "x"), true)
+		redistest.Elapse(3 * DefaultTTL)
+		next := ns.later(NewRedlock(ns.reaching(0, 1, 2), "x", WithLockIntent()), true)
+		redistest.Elapse(DefaultTTL)
+		ns.unlock(holder)
+		first := <-next
+		ns.pending(old)
+		ns.restartsEmpty(2)
+		second := <-old
+		if second.Token() <= first.Token() {
+			ns.Errorf("token %d after %d, want a higher one", second.Token(), first.Token())
+		}
+		ns.unlock(second)
+		redistest.Elapse(3 * DefaultTTL)
+	})
+}
+
 // Promises 1 and 9 with the clocks of the nodes an hour apart.
 func TestClocksOfTheNodesMayDiffer(t *testing.T) {
 	onNodes(t, 5, func(ns *nodes) {
@@ -758,7 +894,7 @@ func TestClocksOfTheNodesMayDiffer(t *testing.T) {
 		}
 		all.Wait()
 		l := ns.lock(ns.mutex(), true)
-		time.Sleep(time.Minute)
+		redistest.Elapse(time.Minute)
 		if l.Err() != nil {
 			ns.Error(context.Cause(l))
 		}
@@ -811,7 +947,7 @@ func (w *witness) holds(l *Lock) {
 		w.token = l.Token()
 		w.mu.Unlock()
 	}
-	w.Visit(write, func() { time.Sleep(3 * time.Millisecond) })
+	w.Visit(write, func() { redistest.Elapse(3 * time.Millisecond) })
 	w.unlock(l)
 }
 
@@ -836,7 +972,7 @@ func TestSlowClockIsNotServedFirstForever(t *testing.T) {
 						mu.Lock()
 						order = append(order, name)
 						mu.Unlock()
-						time.Sleep(time.Millisecond)
+						redistest.Elapse(time.Millisecond)
 						ns.unlock(l)
 					}
 				})

@@ -2,6 +2,8 @@ package redismutex
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"sync"
 
 	"github.com/redismutex/redismutex/internal/localqueue"
@@ -17,52 +19,94 @@ func FromContext(ctx context.Context) (*Lock, bool) {
 	return l, ok
 }
 
+// Held returns nil if ctx descends from a lock on that key, for reading or writing, that has not ended. The key is that of
+// [Lock.Key]. A function that must only be called under a lock can check this first. It asks this process and not Redis.
+//
+// Otherwise the error matches [ErrUnlocked], [ErrLockLost], [ErrRevoked] or [ErrMaxHold] if the lock has ended, [ErrNotHeld] if
+// ctx descends from no lock on the key, or [ErrInvalid] if ctx is nil. If several locks on the key have ended, it tells of the
+// innermost. That ctx itself has ended is no error: a lock outlives its parent, so that code that cleans up is protected. Locks
+// of different Redis servers that share a key are not told apart.
+func Held(ctx context.Context, key string) error {
+	if ctx == nil {
+		return fmt.Errorf("%w: nil context", ErrInvalid)
+	}
+	var ended error
+	for l, ok := FromContext(ctx); ok; l, ok = FromContext(l.ctx) {
+		if l.Key() != key {
+			continue
+		}
+		err := l.usable()
+		if err == nil {
+			return nil
+		}
+		if ended == nil {
+			ended = err
+		}
+	}
+	if ended != nil {
+		return ended
+	}
+	return fmt.Errorf("%w: the context descends from no lock on %q", ErrNotHeld, key)
+}
+
 // lockKey is the key under which a Lock is its own value.
 type lockKey struct{}
 
 // newLock makes a lock for r that is not open yet: nested in outer, a lock that the context or the owner of r has on that
-// key, or with an acquisition of its own if there is none.
-func (m *RWMutex) newLock(r request) (l, outer *Lock, o *owner) {
-	outer = m.outerOf(r)
+// key, or with an acquisition of its own if there is none. The error is that of an overdue one, if no other lock admits r.
+func (m *RWMutex) newLock(r request) (l *Lock, outer *core, o *owner, err error) {
+	outer, err = m.outerOf(r)
 	if r.owner != "" {
-		return m.newOwnedLock(r, outer)
+		return m.newOwnedLock(r, outer, err)
 	}
-	return m.nestedLock(r, outer), outer, nil
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	return m.nestedLock(r, outer), outer, nil, nil
 }
 
-// outerOf returns the innermost lock on the key of r that its context descends from and that admits nested locks, or nil.
-func (m *RWMutex) outerOf(r request) *Lock {
+// outerOf returns the innermost lock on the key of r that its context descends from and that admits nested locks, or nil. The
+// error tells that there is none, but one that is overdue.
+func (m *RWMutex) outerOf(r request) (outer *core, overdue error) {
 	l, ok := FromContext(r.ctx)
 	for ; ok; l, ok = FromContext(l.ctx) {
-		if l.isOn(m, r) && l.grant.Admits((*user)(l)) {
-			return l
+		switch err := m.admits(l.core, r); {
+		case err == nil:
+			return l.core, nil
+		case errors.Is(err, ErrMaxHold):
+			overdue = err
 		}
 	}
-	return nil
+	return nil, overdue
 }
+
+// admits returns nil if r can be nested in c, or an error that matches ErrMaxHold if it would wait for c, which is overdue.
+func (m *RWMutex) admits(c *core, r request) error {
+	if c.grant.Keys().Name() != r.keys.Name() || !c.grant.Config().SameNodes(&m.config) {
+		return errOtherLock
+	}
+	return c.grant.Admits((*weakUser)(c))
+}
+
+var errOtherLock = errors.New("a lock on another key, or on other nodes")
 
 // nestedLock returns a lock that is nested in outer. If that is nil, it stands by itself: in Redis, if the order is strict
 // or it has an owner, else in the queue of its key.
-func (m *RWMutex) nestedLock(r request, outer *Lock) *Lock {
+func (m *RWMutex) nestedLock(r request, outer *core) *Lock {
 	switch {
 	case outer != nil:
-		return &Lock{grant: outer.grant}
+		return &Lock{core: &core{grant: outer.grant}}
 	case m.config.Turn == 0, r.owner != "":
-		return &Lock{grant: localqueue.Strict(&m.config, r.keys, r.write, r.try)}
+		return &Lock{core: &core{grant: localqueue.Strict(&m.config, r.keys, r.write, r.try)}}
 	}
-	return &Lock{}
-}
-
-// isOn reports whether l is a lock on the key of r, on the nodes of m.
-func (l *Lock) isOn(m *RWMutex, r request) bool {
-	return l.Key() == r.keys.Name() && l.grant.Config().SameNodes(&m.config)
+	return &Lock{core: &core{}}
 }
 
 // An owner has the locks for which this process asked in the name that [WithOwner] gave, on one key.
 type owner struct {
 	name ownerName
 	// The locks it has and those it waits for. Guarded by the mutex of owners.
-	locks map[*Lock]struct{}
+	locks map[*core]struct{}
 }
 
 type ownerName struct{ key, owner string }
@@ -73,28 +117,38 @@ var owners struct {
 	m map[ownerName]*owner
 }
 
-// newOwnedLock is newLock for an owner: outer may also be a lock that the owner has. The lock is one of the owner's from
-// here on: if another call of the owner is granted first, that one supersedes it, since the owner would wait for itself.
-func (m *RWMutex) newOwnedLock(r request, outer *Lock) (l, in *Lock, o *owner) {
+// newOwnedLock is newLock for an owner: outer, and the overdue lock, may also be those of the owner. The lock is one of the
+// owner's from here on: if another call of the owner is granted first, that one supersedes it, since the owner would wait for
+// itself.
+func (m *RWMutex) newOwnedLock(r request, outer *core, overdue error) (l *Lock, in *core, o *owner, err error) {
 	owners.Lock()
 	defer owners.Unlock()
 	name := ownerName{r.keys.Name(), r.owner}
 	o = owners.m[name]
 	if o == nil {
-		o = &owner{name, map[*Lock]struct{}{}}
-		if owners.m == nil {
-			owners.m = map[ownerName]*owner{}
-		}
-		owners.m[name] = o
+		o = &owner{name, map[*core]struct{}{}}
 	}
 	for other := range o.locks {
-		if outer == nil && other.isOn(m, r) && other.grant.Admits((*user)(other)) {
+		if outer != nil {
+			break
+		}
+		switch err := m.admits(other, r); {
+		case err == nil:
 			outer = other
+		case errors.Is(err, ErrMaxHold):
+			overdue = err
 		}
 	}
+	if outer == nil && overdue != nil {
+		return nil, nil, nil, overdue
+	}
 	l = m.nestedLock(r, outer)
-	o.locks[l] = struct{}{}
-	return l, outer, o
+	o.locks[l.core] = struct{}{}
+	if owners.m == nil {
+		owners.m = map[ownerName]*owner{}
+	}
+	owners.m[name] = o
+	return l, outer, o, nil
 }
 
 // granted ends the other waits of o for the key that it has now with l: they would wait for l.
@@ -105,25 +159,27 @@ func (o *owner) granted(l *Lock) {
 	owners.Lock()
 	defer owners.Unlock()
 	for other := range o.locks {
-		if other != l && other.grant.Config().SameNodes(l.grant.Config()) {
+		if other != l.core && other.grant.Config().SameNodes(l.grant.Config()) {
 			other.grant.Supersede()
 		}
 	}
 }
 
-// dropping returns cancel for l, a lock of o, which is none any more when its context is done.
-func (o *owner) dropping(l *Lock, cancel context.CancelCauseFunc) context.CancelCauseFunc {
+// dropping returns cancel for c, a lock of o, which is none any more when it has ended; an overdue one is still held.
+func (o *owner) dropping(c *core, cancel context.CancelCauseFunc) context.CancelCauseFunc {
 	return func(cause error) {
+		if cause != ErrMaxHold {
+			defer o.drop(c) // also if the parent context panics
+		}
 		cancel(cause)
-		o.drop(l)
 	}
 }
 
-// drop removes l from the locks of o.
-func (o *owner) drop(l *Lock) {
+// drop removes c from the locks of o.
+func (o *owner) drop(c *core) {
 	owners.Lock()
 	defer owners.Unlock()
-	delete(o.locks, l)
+	delete(o.locks, c)
 	if len(o.locks) == 0 {
 		delete(owners.m, o.name)
 	}

@@ -1,7 +1,8 @@
-// Package internal_test holds the direction of imports.
+// Package internal_test holds the direction of imports, and rules for all files.
 package internal_test
 
 import (
+	"io/fs"
 	"os"
 	"os/exec"
 	"regexp"
@@ -14,12 +15,15 @@ const module = "github.com/redismutex/redismutex"
 
 // layers are the packages of the library from top to bottom. A package may import those below its own layer.
 var layers = [][]string{
+	{"/redismutextest"},
 	{""},
 	{"/internal/localqueue"},
 	{"/internal/acquisition"},
 	{"/internal/node"},
 	{"/internal/mailbox", "/internal/script", "/internal/quorum", "/internal/logger"},
 	{"/lua", "/internal/lockerr", "/internal/clock"},
+	{"/internal/redistest"},
+	{"/internal/faultnet"},
 }
 
 func TestImportsGoDownward(t *testing.T) {
@@ -53,8 +57,56 @@ func TestImportsGoDownward(t *testing.T) {
 	}
 }
 
+// A program that imports the library builds neither a Redis nor fixtures of tests.
+func TestLibraryBuildsNoFixtures(t *testing.T) {
+	out, err := exec.Command("go", "list", "-deps", module).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	deps := strings.Fields(string(out))
+	fixture := regexp.MustCompile(`^testing$|/miniredis/|/(redistest|faultnet|redismutextest)$`)
+	for _, p := range deps {
+		if fixture.MatchString(p) {
+			t.Errorf("the library builds %s", p)
+		}
+	}
+	if !slices.Contains(deps, module+"/internal/localqueue") {
+		t.Errorf("want the packages of the library, got %q", deps)
+	}
+}
+
 // docs/design.md names for each promise, and for each rule of the turns, the functions that keep it, with links to their
 // files.
+// inRealTime are the tests that may sleep in real time: the sleep is a load or a fault, or the time for which a server is watched.
+var inRealTime = []string{"bench_crowd_test.go", "internal/chaos/", "internal/integration/foreign_test.go"}
+
+// Other tests let virtual time pass with redistest.Elapse. A test that waits for an event must not sleep instead.
+func TestSleepsPassVirtualTime(t *testing.T) {
+	root := os.DirFS("..")
+	checked := 0
+	err := fs.WalkDir(root, ".", func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && path == "bench": // a module of its own, which measures
+			return fs.SkipDir
+		}
+		if !strings.HasSuffix(path, "_test.go") ||
+			slices.ContainsFunc(inRealTime, func(prefix string) bool { return strings.HasPrefix(path, prefix) }) {
+			return nil
+		}
+		text, err := fs.ReadFile(root, path)
+		checked++
+		if strings.Contains(string(text), "time.Sleep"+"(") {
+			t.Errorf("%s sleeps in real time: let it use redistest.Elapse or wait for an event", path)
+		}
+		return err
+	})
+	if err != nil || checked < 50 {
+		t.Fatalf("%d files checked, %v", checked, err)
+	}
+}
+
 func TestDesignNamesWhatExists(t *testing.T) {
 	page, err := os.ReadFile("../docs/design.md")
 	if err != nil {

@@ -5,9 +5,9 @@
 //
 //	          ┌──(granted by a majority)──► held ──(the last user unlocks)──► released
 //	          │                              │
-//	          │                              └──(a majority forgets it, or trust ends)──► lost
+//	          │                              └──(a majority forgets it, trust ends, or it is revoked)──► lost
 //	pending ──┤
-//	          ├──(the caller gives up, or no majority will grant it)──► abandoned      (also from held, before the first user)
+//	          ├──(the caller gives up, no majority will grant it, or it is revoked)──► abandoned   (also from held, before the first user)
 //	          │
 //	          └──(its owner was granted another one: WithOwner)──► superseded
 //
@@ -50,7 +50,7 @@ import (
 type Acquisition struct {
 	Config *Config
 	Keys   *script.Keys
-	Since  int64 // set before Init if it has waited in this process: with one node an instant, with several its rank
+	asked  clock.Instant // since when it has waited in this process, with one node; 0: it has not
 
 	token uint64       // set before it is held, and not changed afterwards
 	until atomic.Int64 // when trust in it ends
@@ -65,7 +65,7 @@ type Acquisition struct {
 	shared, outlives bool
 
 	users  users
-	cause  *error        // why it was lost; a pointer, since few are
+	cause  *error        // why it was lost, or its wait revoked; a pointer, since few are
 	signal chan struct{} // wakes the caller, and holds one signal; nil: the caller does not sleep
 	parts  []*part       // one for each node
 	nodes  nodes
@@ -73,6 +73,13 @@ type Acquisition struct {
 	// The part of one node, allocated with the acquisition.
 	only  part
 	array [1]*part
+}
+
+// An Origin is when a request was made that has waited in its process before it asks the nodes, and the rank that it was given
+// then, if the nodes are several. The zero Origin is that of a request which has not waited.
+type Origin struct {
+	Asked clock.Instant
+	Rank  int64
 }
 
 // nodes is what one node and several do differently. Where nothing else is said, the mutex of the acquisition is held.
@@ -92,10 +99,10 @@ type nodes interface {
 	// for p that was sent at that instant. Rank is the highest one in the node's queue, or 0.
 	onAsk(p *part)
 	onAnswer(p *part, sent clock.Instant, rank int64, err error)
-	// onGranted notes that the node has granted p, and onAcquired that it has done so in reply to an acquire. Sent is when
-	// that acquire was sent; of a grant by message or by renewal, it is now.
+	// onGranted notes that the node has granted p, and onAcquired that it has granted p, or put p into the queue, in reply
+	// to an acquire. Sent is when that acquire was sent; of a grant by message or by renewal, it is now.
 	onGranted(p *part, sent clock.Instant)
-	onAcquired(sent clock.Instant)
+	onAcquired(p *part, sent clock.Instant)
 	// onLate releases p, whose acquire was answered when the lock was not wanted any more.
 	onLate(p *part, r script.Reply, err error)
 	// onTimeout does what p has asked its renewer to wake it for. It takes the mutex.
@@ -104,9 +111,10 @@ type nodes interface {
 	down(p *part) error
 
 	// id is the id under which the lock is known. Score is its place in the queue of every node, as scripts take it; nil
-	// if the node chooses it. They need no mutex.
+	// if the node chooses it. Place is that as a number, or 0. They need no mutex.
 	id() string
 	score() any
+	place() int64
 
 	// These put into words why a request was refused, why a lock was lost, what came of an unlock or a downgrade that
 	// was not confirmed, and which node an error comes from.
@@ -131,23 +139,24 @@ const (
 var ErrRetry = errors.New("acquire again")
 
 // Init makes a a request that has not been sent.
-func (a *Acquisition) Init(c *Config, keys *script.Keys, write, try bool) {
+func (a *Acquisition) Init(c *Config, keys *script.Keys, write, try bool, origin Origin) {
 	a.Config, a.Keys, a.write, a.wrote, a.try = c, keys, write, write, try
 	if len(c.Nodes) > 1 {
-		a.nodes = newSeveralNodes(a)
+		a.nodes = newSeveralNodes(a, origin)
 		return
 	}
-	a.array[0] = a.only.init(a, 0)
+	a.asked = origin.Asked
+	a.array[0] = a.only.init(a, 0, node.NewNumber())
 	a.parts, a.nodes = a.array[:], (*oneNode)(a)
 }
 
 // age returns for how long a has been asked for. Its place in the queue of one node is that of a request made so long ago;
 // with several nodes its score says that.
 func (a *Acquisition) age() time.Duration {
-	if a.Since == 0 {
+	if a.asked == 0 {
 		return 0
 	}
-	return time.Duration(clock.Now()) - time.Duration(a.Since)
+	return time.Duration(clock.Now() - a.asked)
 }
 
 // ID returns the id under which the first node knew it, or was asked for it, when it was granted.
@@ -155,6 +164,16 @@ func (a *Acquisition) ID() string { return a.nodes.id() }
 
 // Token returns the fencing token. It is 0 for a reader.
 func (a *Acquisition) Token() uint64 { return a.token }
+
+// How returns its place in the queue of several nodes, or 0 with one node, and whether it was granted by message.
+func (a *Acquisition) How() (rank int64, pushed bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, p := range a.parts {
+		pushed = pushed || p.pushed
+	}
+	return a.nodes.place(), pushed
+}
 
 // Until returns when trust in it ends unless it is renewed.
 func (a *Acquisition) Until() clock.Instant { return clock.Instant(a.until.Load()) }
@@ -182,7 +201,7 @@ func (a *Acquisition) wait(ctx context.Context) error {
 		if state == pending && a.signal == nil {
 			a.signal = make(chan struct{}, 1)
 		}
-		signal := a.signal
+		signal, queued := a.signal, a.queued
 		a.mu.Unlock()
 		switch state {
 		case pending:
@@ -192,6 +211,9 @@ func (a *Acquisition) wait(ctx context.Context) error {
 			return a.refused(ctx)
 		default:
 			return ErrRetry
+		}
+		if queued && a.Config.Trace != nil {
+			a.Config.Trace.Waiting(ctx, false)
 		}
 		select {
 		case <-signal:
@@ -213,7 +235,12 @@ func (a *Acquisition) refused(ctx context.Context) error {
 		a.mu.Unlock()
 		return lockerr.Ended(ctx, a.Keys.Name())
 	}
-	err := a.nodes.explainRefusal()
+	var err error
+	if a.cause != nil {
+		err = *a.cause // it was revoked
+	} else {
+		err = a.nodes.explainRefusal()
+	}
 	a.mu.Unlock()
 	_ = a.Release(ctx) // of what some nodes have granted
 	return err
@@ -225,7 +252,7 @@ func (a *Acquisition) Join(u, outer User, write bool) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	switch {
-	case a.state != held, outer != nil && !a.admits(outer):
+	case a.state != held, outer != nil && a.admits(outer) != nil:
 		return ErrRetry
 	case write && !a.write:
 		return lockerr.Upgrade(a.Keys.Name())
@@ -234,26 +261,33 @@ func (a *Acquisition) Join(u, outer User, write bool) error {
 	return nil
 }
 
-// Admits reports whether another lock can be nested in u: it has been neither unlocked nor lost. Its parent context may
-// have ended, since code that cleans up is still protected.
-func (a *Acquisition) Admits(u User) bool {
+// Admits returns nil if another lock can be nested in u: it has been neither unlocked nor lost. Its parent context may have
+// ended, since code that cleans up is still protected. The error matches ErrMaxHold if u is overdue, so that another lock would
+// wait until it is unlocked or its lease ends, and else it is ErrRetry.
+func (a *Acquisition) Admits(u User) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.admits(u)
 }
 
-func (a *Acquisition) admits(u User) bool {
+func (a *Acquisition) admits(u User) error {
 	if a.state == held && a.Until() <= clock.Now() {
 		// A renewal under way must not bring it back: the caller is going to wait for the lock, and it may be the
 		// caller's own.
 		n := a.lose(node.ErrExpired)
 		go n.tell() // it calls foreign code, and the caller may hold a mutex
 	}
-	return a.state == held && a.users.has(u)
+	switch {
+	case a.state != held || !a.users.has(u):
+		return ErrRetry
+	case a.users.isOverdue(u):
+		return fmt.Errorf("%w: %q: unlock it before it is locked again", lockerr.ErrMaxHold, a.Keys.Name())
+	}
+	return nil
 }
 
-// Usable returns nil, or an error that matches ErrUnlocked or ErrLockLost if u has ended. If the lease is over, it is
-// lost from now on, although no timer may have fired.
+// Usable returns nil, or an error that matches ErrUnlocked, ErrLockLost, ErrRevoked or ErrMaxHold if u has ended. If the lease
+// is over, it is lost from now on, although no timer may have fired.
 func (a *Acquisition) Usable(u User) error {
 	a.loseIfExpired()
 	a.mu.Lock()
@@ -262,11 +296,20 @@ func (a *Acquisition) Usable(u User) error {
 }
 
 func (a *Acquisition) usable(u User) error {
+	err := a.ended(u)
+	if err == nil && a.users.isOverdue(u) {
+		err = fmt.Errorf("%w: %q", lockerr.ErrMaxHold, a.Keys.Name())
+	}
+	return err
+}
+
+// ended returns nil, or an error if u has been unlocked or lost.
+func (a *Acquisition) ended(u User) error {
 	switch {
 	case !a.users.has(u):
 		return fmt.Errorf("%w: %q", lockerr.ErrUnlocked, a.Keys.Name())
 	case a.state == lost:
-		return fmt.Errorf("%w: %q", lockerr.ErrLockLost, a.Keys.Name())
+		return fmt.Errorf("%w: %q", lockerr.KindOf(*a.cause), a.Keys.Name())
 	}
 	return nil
 }
@@ -278,6 +321,29 @@ func (a *Acquisition) Leave(u User) (last bool, err error) {
 		return false, err
 	}
 	return a.Close()
+}
+
+// Overdue notes that a user has held a for as long as it may, and reports whether it still holds it. A whose users are all
+// overdue is renewed no more, and ends with its lease.
+func (a *Acquisition) Overdue(u User) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.state != held || !a.users.has(u) {
+		return false
+	}
+	a.users.makeOverdue(u, a.wrote)
+	a.expireIfOverdue()
+	return true
+}
+
+// expireIfOverdue renews a no more if all of its users are overdue. The mutex is held.
+func (a *Acquisition) expireIfOverdue() {
+	if !a.users.allOverdue() {
+		return
+	}
+	for _, p := range a.parts {
+		p.node.Renewer.Expire(&p.Lease)
+	}
 }
 
 // Cause returns why it was lost. It must have been lost.
@@ -370,7 +436,16 @@ func (a *Acquisition) loseIfExpired() {
 
 // lose ends a held lock. Its users are told when the mutex is free again. The mutex is held.
 func (a *Acquisition) lose(why error) news {
-	why = lockerr.Of(lockerr.ErrLockLost, fmt.Errorf("%q: %w", a.Keys.Name(), a.nodes.explainLoss(why)))
+	kind := lockerr.ErrLockLost
+	if a.users.allOverdue() {
+		kind = lockerr.ErrMaxHold
+	}
+	return a.end(kind, fmt.Errorf("%q: %w", a.Keys.Name(), a.nodes.explainLoss(why)))
+}
+
+// end is lose for any reason: ErrLockLost, ErrMaxHold, or that the lock was revoked.
+func (a *Acquisition) end(kind, why error) news {
+	why = lockerr.Of(kind, why)
 	a.state, a.cause = lost, &why
 	// A renewal whose reply was lost may have renewed it on the server.
 	a.releaseInBackground()

@@ -19,8 +19,8 @@ func requestSince(t *testing.T, c *Config, name string, since clock.Instant) *Ac
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &Acquisition{Since: int64(since)}
-	a.Init(c, keys, true, false)
+	a := &Acquisition{}
+	a.Init(c, keys, true, false, Origin{Asked: since})
 	return a
 }
 
@@ -31,7 +31,7 @@ func TestRequestTakesThePlaceOfItsAge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, rc := redistest.Mini(t)
 		c := config(rc)
-		defer time.Sleep(10 * time.Minute) // in which everything in the background ends
+		defer redistest.Elapse(10 * time.Minute) // in which everything in the background ends
 		ctx, giveUp := context.WithCancel(t.Context())
 		defer giveUp()
 		holder := script.Participant{Keys: request(t, c, "x").Keys, Durations: c.Durations, ID: "other:1", Write: true}
@@ -42,7 +42,7 @@ func TestRequestTakesThePlaceOfItsAge(t *testing.T) {
 		early, late := requestSince(t, c, "x", begun), requestSince(t, c, "x", begun.Add(2*time.Second))
 		var ids []string
 		for _, a := range []*Acquisition{request(t, c, "x"), late, early} {
-			time.Sleep(time.Second)
+			redistest.Elapse(time.Second)
 			go a.Acquire(ctx)
 			synctest.Wait()
 			ids = append(ids, "w"+a.ID())
@@ -72,8 +72,8 @@ func TestRankOverSeveralNodesIsThatOfTheRequest(t *testing.T) {
 			rank int64
 			want string
 		}{{0, "5000000"}, {0, "5000001"}, {4_000_002, "4000002"}, {0, "5000002"}} {
-			a := &Acquisition{Since: of.rank}
-			a.Init(c, keys, true, false)
+			a := &Acquisition{}
+			a.Init(c, keys, true, false, Origin{Rank: of.rank})
 			if got := a.nodes.score(); got != of.want {
 				t.Errorf("score %v, want %s", got, of.want)
 			}

@@ -1,12 +1,14 @@
 package acquisition
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
 	"unique"
 
+	"github.com/redismutex/redismutex/internal/clock"
 	"github.com/redismutex/redismutex/internal/node"
 )
 
@@ -18,15 +20,32 @@ type Config struct {
 	WritersFirst bool
 	ReadersFirst bool
 	Turn         time.Duration // how long requests of this process share an acquisition; 0: they do not
+	MaxHold      time.Duration // how long a lock is held, at most; 0: no limit
 	Kind         unique.Handle[Kind]
+	Trace        Tracer // nil: nobody is told
+}
+
+// A Tracer is told what happens. Its functions call no foreign code and do not block.
+type Tracer interface {
+	// Waiting tells that the caller waits whose context this is, in this process or in the queue of Redis.
+	Waiting(ctx context.Context, local bool)
+	// Renewed and RenewFailed tell of the renewals of a held lock, and until when it was trusted then.
+	Renewed(key string, id func() string, until clock.Instant)
+	RenewFailed(key string, id func() string, until clock.Instant, err error)
+	// NodeDown and NodeUp tell that one of several nodes is down, or up again.
+	NodeDown(name string, why error)
+	NodeUp(name string)
 }
 
 // A Kind is what requests have in common that may share an acquisition, but for the key.
 type Kind struct {
-	nodes                      string // the names of their mailboxes, in order
-	ttl, drift, timeout, turn  time.Duration
-	writersFirst, readersFirst bool
+	nodes                              string // the names of their mailboxes, in order
+	ttl, drift, timeout, turn, maxHold time.Duration
+	writersFirst, readersFirst         bool
 }
+
+// IsOn reports whether the node with that mailbox is one of theirs.
+func (k Kind) IsOn(mailbox string) bool { return slices.Contains(strings.Fields(k.nodes), mailbox) }
 
 // Init sets the kind. It has to be called when everything else is set.
 func (c *Config) Init() {
@@ -35,7 +54,7 @@ func (c *Config) Init() {
 		names[i] = n.Mailbox.Name()
 	}
 	slices.Sort(names)
-	c.Kind = unique.Make(Kind{strings.Join(names, " "), c.TTL, c.Drift, c.Timeout, c.Turn, c.WritersFirst, c.ReadersFirst})
+	c.Kind = unique.Make(Kind{strings.Join(names, " "), c.TTL, c.Drift, c.Timeout, c.Turn, c.MaxHold, c.WritersFirst, c.ReadersFirst})
 }
 
 // first reports whether a writer, or a reader, goes before all waiters of the other kind.

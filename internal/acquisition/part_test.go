@@ -38,14 +38,17 @@ func request(t *testing.T, c *Config, name string) *Acquisition {
 		t.Fatal(err)
 	}
 	a := &Acquisition{}
-	a.Init(c, keys, true, false)
+	a.Init(c, keys, true, false, Origin{})
 	return a
 }
 
-// A user is a lock that counts its ends.
-type user struct{ ended chan error }
+// A counted user is a lock that counts its ends.
+type counted struct{ ended chan error }
 
-func (u user) End(cause error) { u.ended <- cause }
+func (u counted) Self() any           { return u }
+func (u counted) End(cause error)     { u.ended <- cause }
+func (u counted) Watch() (User, bool) { return u, false }
+func (u counted) Forget()             {}
 
 // waitingSince is an acquisition that has waited in the queue since then, as far as it knows.
 func waitingSince(t *testing.T, c *Config, since clock.Instant) *Acquisition {
@@ -65,7 +68,7 @@ func TestStaleMessageGrantsNothing(t *testing.T) {
 		a := waitingSince(t, config(rc), clock.Now())
 		p := a.parts[0]
 		p.node.Renewer.Forget(&p.Lease)
-		time.Sleep(ttl)
+		redistest.Elapse(ttl)
 		p.Granted(7)
 		if a.state != pending {
 			t.Errorf("the state is %d, want pending", a.state)
@@ -80,7 +83,7 @@ func TestMessageWithLittleTrustLeftIsChecked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, rc := redistest.Mini(t)
 		c := config(rc)
-		other, u := request(t, c, "x"), user{make(chan error, 1)}
+		other, u := request(t, c, "x"), counted{make(chan error, 1)}
 		if err := other.Acquire(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -106,7 +109,7 @@ func TestMessageWithLittleTrustLeftIsChecked(t *testing.T) {
 		if err := other.Release(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Minute)
+		redistest.Elapse(time.Minute)
 	})
 }
 
@@ -137,10 +140,10 @@ func TestOverloadLosesNoMoreThanTheExcess(t *testing.T) {
 			p.Acknowledge(acquired)
 			p.node.Renewer.Renew(&p.Lease, true, acquired, script.Reply{Status: script.Granted, Value: 1})
 			a.grant(1)
-			if err := a.Join(user{make(chan error, 1)}, nil, true); err != nil {
+			if err := a.Join(counted{make(chan error, 1)}, nil, true); err != nil {
 				t.Fatal(err)
 			}
-			if err := m.Set(a.Keys.Name(), p.ID.(string)); err != nil {
+			if err := m.Set(a.Keys.Name(), p.ID()); err != nil {
 				t.Fatal(err)
 			}
 			m.SetTTL(a.Keys.Name(), ttl)
@@ -157,7 +160,7 @@ func TestOverloadLosesNoMoreThanTheExcess(t *testing.T) {
 		}
 		told := false
 		for range 10 {
-			time.Sleep(ttl / 8)
+			redistest.Elapse(ttl / 8)
 			if n := alive(); n < many && !told {
 				told = strings.Contains(log.String(), "fall behind")
 				if !told {
@@ -165,7 +168,7 @@ func TestOverloadLosesNoMoreThanTheExcess(t *testing.T) {
 				}
 			}
 		}
-		time.Sleep(ttl)
+		redistest.Elapse(ttl)
 		if n := alive(); n < capacity*3/4 {
 			t.Errorf("%d of %d are left, and %d could be renewed", n, many, capacity)
 		} else {
@@ -180,7 +183,7 @@ func TestOverloadLosesNoMoreThanTheExcess(t *testing.T) {
 			}
 			a.mu.Unlock()
 		}
-		time.Sleep(time.Minute)
+		redistest.Elapse(time.Minute)
 	})
 }
 

@@ -21,9 +21,11 @@ import (
 type severalNodes struct {
 	*Acquisition
 
-	rank  any       // its place in the queue of every node, a string, as scripts take it
-	name  string    // its id, once it is granted
-	votes chan vote // takes the answers to releases; nil: nobody waits for them
+	origin Origin
+	rank   any       // its place in the queue of every node, a string, as scripts take it
+	floor  uint64    // its token must be no lower; 0 unless it asked a node late, see onAcquired
+	name   string    // its id, once it is granted
+	votes  chan vote // takes the answers to releases; nil: nobody waits for them
 
 	unanswered atomic.Int32 // how many more answers let the next request start; less than 1: it has started
 
@@ -31,25 +33,28 @@ type severalNodes struct {
 	since     []clock.Instant // when each node was acquired, if that was after the grant
 }
 
-func newSeveralNodes(a *Acquisition) *severalNodes {
-	if a.Since == 0 {
-		a.Since = a.Config.Ranks.Next()
+func newSeveralNodes(a *Acquisition, origin Origin) *severalNodes {
+	if origin.Rank == 0 {
+		origin = Origin{clock.Now(), a.Config.Ranks.Next()}
 	}
 	n := len(a.Config.Nodes)
 	s := &severalNodes{
 		Acquisition: a,
-		rank:        script.Score(a.Since, a.Config.first(a.write)),
+		rank:        script.Score(origin.Rank, a.Config.first(a.write)),
+		origin:      origin,
 		since:       slices.Repeat([]clock.Instant{clock.Always}, n),
 	}
 	a.parts = make([]*part, n)
+	number := node.NewNumber()
 	for i := range a.parts {
-		a.parts[i] = new(part).init(a, i)
+		a.parts[i] = new(part).init(a, i, number)
 	}
 	return s
 }
 
-func (s *severalNodes) id() string { return s.name }
-func (s *severalNodes) score() any { return s.rank }
+func (s *severalNodes) id() string   { return s.name }
+func (s *severalNodes) score() any   { return s.rank }
+func (s *severalNodes) place() int64 { return s.origin.Rank }
 
 func (s *severalNodes) acquire(ctx context.Context) error {
 	if err := s.askEach(ctx); err != nil {
@@ -127,7 +132,12 @@ func (s *severalNodes) decide() {
 	soon := s.soon()
 	c := s.count(soon)
 	n := len(s.parts)
-	s.queued = s.queued || !s.try && quorum.Decide(n, c.in, c.failed) == quorum.Yes
+	if !s.queued && !s.try && quorum.Decide(n, c.in, c.failed) == quorum.Yes {
+		s.queued = true
+		if s.Config.Trace != nil {
+			s.wake() // to tell that it waits
+		}
+	}
 	switch {
 	case quorum.Decide(n, c.granted, 0) == quorum.Yes:
 		s.agreeOnToken(soon, c.highest)
@@ -190,13 +200,14 @@ func (s *severalNodes) isClear(c count) bool {
 	return !s.try || !c.open || c.replied >= quorum.Majority(len(s.parts))
 }
 
-// agreeOnToken grants the lock if a majority of the nodes that granted it have the same fencing token. Else it has those
-// with a lower one than the highest raise it: they do so only while the lock holds them, or the proof would fail.
+// agreeOnToken grants the lock if a majority of the nodes that granted it have the same fencing token, no lower than the
+// floor. Else it has those with a lower one than the highest raise it: they do so only while the lock holds them, or the
+// proof would fail.
 //
 // The proof that a token is greater than every one before it: two majorities share a node that granted both locks. There
 // the later lock was granted after the earlier one had ended, hence after that had a token no lower than the earlier
 // lock's, and so the node gave it a greater one; and the later lock's token is no lower than what any node of its majority
-// gave it.
+// gave it. If that node has lost its data in between, see onAcquired.
 func (s *severalNodes) agreeOnToken(soon clock.Instant, highest uint64) {
 	for _, p := range s.parts {
 		same := 0
@@ -205,15 +216,16 @@ func (s *severalNodes) agreeOnToken(soon clock.Instant, highest uint64) {
 				same++
 			}
 		}
-		if same >= quorum.Majority(len(s.parts)) {
-			s.grantedAt, s.name = clock.Now(), s.parts[0].ID.(string)
+		if same >= quorum.Majority(len(s.parts)) && p.token >= s.floor {
+			s.grantedAt, s.name = clock.Now(), s.parts[0].ID()
 			s.grant(p.token)
 			return
 		}
 	}
+	wanted := max(highest, s.floor)
 	for _, p := range s.parts {
-		if p.in && p.granted && p.token < highest {
-			p.node.Renewer.Raise(&p.Lease, highest)
+		if p.in && p.granted && p.token < wanted {
+			p.node.Renewer.Raise(&p.Lease, wanted)
 		}
 	}
 }
@@ -237,10 +249,20 @@ func (s *severalNodes) onGranted(p *part, sent clock.Instant) {
 	}
 }
 
-// onAcquired renews the lock on all nodes at once. If the nodes then fail one after the other, each is known to have held
-// the lock when the last one was acquired again.
-func (s *severalNodes) onAcquired(sent clock.Instant) {
-	if !s.isAfterGrant(sent) {
+// onAcquired allows for nodes that have lost their data.
+//
+// A node that restarts empty does not know the tokens before. It has been away for the longest TTL, so a request that was
+// made half a TTL at most before it asked the node is younger than the locks that the node has forgotten, and its rank is
+// greater than their tokens: these come from ranks too. An older request has waited, and may rank before them: its token
+// is at least what its rank would be if it were made now.
+//
+// A lock that is acquired again on a node is renewed on all nodes at once. If the nodes then fail one after the other, each
+// is known to have held the lock when the last one was acquired again.
+func (s *severalNodes) onAcquired(p *part, sent clock.Instant) {
+	if waited := time.Duration(sent - s.origin.Asked); p.Write && waited > s.Config.TTL/2 {
+		s.floor = max(s.floor, uint64(s.origin.Rank+waited.Microseconds()))
+	}
+	if !p.granted || !s.isAfterGrant(sent) {
 		return
 	}
 	for _, p := range s.parts {
@@ -264,7 +286,7 @@ func (s *severalNodes) onAsk(p *part) {
 
 func (s *severalNodes) onTimeout(p *part) {
 	var n news
-	timedOut, sent, asked := false, clock.Instant(p.sent.Load()), p.Until().Add(-s.Config.Timeout)
+	wentDown, sent, asked := false, clock.Instant(p.sent.Load()), p.Until().Add(-s.Config.Timeout)
 	if sent != clock.Always {
 		asked = sent
 	}
@@ -275,7 +297,9 @@ func (s *severalNodes) onTimeout(p *part) {
 			p.node.Renewer.Wake(&p.Lease, overdue)
 			break
 		}
-		p.asking, p.Tombstone, timedOut = false, true, true
+		p.asking, p.Tombstone = false, true
+		// Before p fails: what takes its place must not ask the node again and be waited for.
+		wentDown = s.markSilent(p, asked)
 		if p.active() {
 			n = p.fail(s.noAnswer())
 		} else {
@@ -289,8 +313,8 @@ func (s *severalNodes) onTimeout(p *part) {
 		p.acquireLater()
 	}
 	s.mu.Unlock()
-	if timedOut {
-		s.onNoAnswer(p, asked)
+	if wentDown {
+		s.tellDown(p, s.noAnswer())
 	}
 	n.tell()
 }
@@ -302,21 +326,29 @@ func (s *severalNodes) onAnswer(p *part, sent clock.Instant, rank int64, err err
 	switch {
 	case err == nil:
 		if time.Duration(clock.Now()-sent) < c.Timeout {
-			p.node.Health.MarkUp()
+			if p.node.Health.MarkUp() && c.Trace != nil {
+				c.Trace.NodeUp(p.nodeName())
+			}
 		}
 	case errors.Is(err, lockerr.ErrNotLock), lockerr.Has(err, lockerr.Full), lockerr.Has(err, lockerr.NoConnection),
 		err == node.ErrInterrupted:
 	case lockerr.Has(err, lockerr.Deadline) && p.node.Health.HeardSince(sent): // the call may have waited in the client
 	case p.node.Health.MarkDown(err):
-		c.Log.Error(s.Keys.Name(), "a node is down; it is tried again in the background", s.onNode(p, err))
+		s.tellDown(p, err)
 	}
 }
 
-// onNoAnswer notes that a call that was sent at that instant was not answered within the node time-out. The node is down
-// if it has answered no other call since.
-func (s *severalNodes) onNoAnswer(p *part, sent clock.Instant) {
-	if !p.node.Health.HeardSince(sent) {
-		s.onAnswer(p, clock.Now(), 0, s.noAnswer())
+// markSilent notes that a call that was sent at that instant was not answered within the node time-out, and reports whether
+// the node went down with that: it has answered no other call since.
+func (s *severalNodes) markSilent(p *part, sent clock.Instant) bool {
+	return !p.node.Health.HeardSince(sent) && p.node.Health.MarkDown(s.noAnswer())
+}
+
+// tellDown tells the log and the trace that the node of p went down. It is called without the mutex.
+func (s *severalNodes) tellDown(p *part, why error) {
+	s.Config.Log.Error(s.Keys.Name(), "a node is down; it is tried again in the background", s.onNode(p, why))
+	if s.Config.Trace != nil {
+		s.Config.Trace.NodeDown(p.nodeName(), why)
 	}
 }
 
@@ -449,7 +481,9 @@ func (s *severalNodes) collect(ctx context.Context, t *tally, open map[*part]boo
 					continue
 				}
 				delete(open, p)
-				s.onNoAnswer(p, max(asked, sent))
+				if s.markSilent(p, max(asked, sent)) {
+					s.tellDown(p, s.noAnswer())
+				}
 				t.add(vote{part: p, err: s.noAnswer()})
 			}
 			timeout.Reset(time.Duration(next - clock.Now()))
@@ -524,7 +558,7 @@ func (s *severalNodes) explainNodes(what string) error {
 		if mostForeign || replied >= majority {
 			why = lockerr.DemoteRedis(why)
 		}
-		if is := errors.Is(why, lockerr.ErrNotLock); is && !mostForeign || why == lockerr.ErrLock && mostForeign {
+		if is := errors.Is(why, lockerr.ErrNotLock); is && !mostForeign || isRefusal(why) && mostForeign {
 			why = lockerr.Demote(why)
 		}
 		format += "; %s: %w"

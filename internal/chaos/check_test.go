@@ -13,7 +13,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/redismutex/redismutex/internal/history"
+	"github.com/redismutex/redismutex/internal/redistest"
 )
 
 const (
@@ -34,6 +37,7 @@ func (w *world) check(faults []fault, finished int64) {
 		byClient[p.name] = w.load(p)
 		ops = append(ops, byClient[p.name]...)
 	}
+	w.revocations(ops)
 	w.progress(ops, finished)
 	w.effects(faults, ops, byClient)
 	w.writes(ops)
@@ -44,10 +48,15 @@ func (w *world) check(faults []fault, finished int64) {
 			sure = append(sure, o)
 			continue
 		}
-		// After a failover there may be a second holder. The first learns of it at its next renewal.
+		// After a failover there may be a second holder. The first learns of it at its next renewal, or when its lease ends
+		// if a fault of its own keeps the reply from it.
 		if _, to, ok := o.Held(); ok {
 			o.Unlocking, o.Paused = 0, false
-			o.Ended = max(o.Got, to-int64(ttlOf(o)/2+answer))
+			unaware := ttlOf(o)
+			if !w.disturbed(o.Client, to-int64(unaware), to) {
+				unaware = min(unaware, unaware/2+answer)
+			}
+			o.Ended = max(o.Got, to-int64(unaware))
 		}
 		frail = append(frail, o)
 		if o.Got == 0 || o.Ended > o.Got { // of the others it is unknown whether they held the lock alone
@@ -63,17 +72,39 @@ func (w *world) check(faults []fault, finished int64) {
 		w.must(history.Linearizable(all, 20*time.Second)) // returns an error if it is undecided, too
 	}
 
-	// Wait until all leases have ended. Tombstones last longest.
-	time.Sleep(time.Duration(finished-mono()) + 2*longest + time.Second)
+	// All leases end. Tombstones last longest.
+	left := w.keys()
+	redistest.Within(w, time.Duration(finished-mono())+2*longest+time.Second, "nothing but token counters is left", func() bool {
+		return len(left()) == 0
+	})
+}
+
+// keys returns a function that returns the keys on all servers, but for token counters.
+func (w *world) keys() func() []string {
+	var clients []*redis.Client
 	for _, s := range w.all() {
-		keys, err := s.Client(w).Keys(w.Context(), "*").Result()
-		w.must(err)
-		for _, k := range keys {
-			if !strings.HasSuffix(k, ":token") {
-				w.Errorf("want nothing but token counters left, %s is", k)
+		clients = append(clients, s.Client(w))
+	}
+	return func() (found []string) {
+		for _, rc := range clients {
+			keys, err := rc.Keys(w.Context(), "*").Result()
+			w.must(err)
+			for _, k := range keys {
+				if !strings.HasSuffix(k, ":token") {
+					found = append(found, k)
+				}
 			}
 		}
+		return found
 	}
+}
+
+// disturbed reports whether a fault of a client or of its links lasted at some time between from and to.
+func (w *world) disturbed(client string, from, to int64) bool {
+	name, _, _ := strings.Cut(client, "@")
+	return slices.ContainsFunc(w.marks, func(m mark) bool {
+		return m.hurt != nil && m.hurt.name == name && m.from <= to && m.to >= from
+	})
 }
 
 func (w *world) must(err error) {
@@ -85,6 +116,7 @@ func (w *world) must(err error) {
 
 func ttlOf(o history.Op) time.Duration {
 	_, ttl, _ := strings.Cut(o.Client, "@")
+	ttl, _, _ = strings.Cut(ttl, "/")
 	d, err := time.ParseDuration(ttl)
 	must(err)
 	return d
@@ -97,7 +129,11 @@ func (w *world) load(p *process) []history.Op {
 		w.must(err)
 		return b
 	}
+	w.calls = append(w.calls, parseCalls(read("revocations"))...)
 	for line := range strings.Lines(string(read("log"))) {
+		if refused, ok := strings.CutPrefix(line, unlessRevoked); ok {
+			w.doubtful = append(w.doubtful, refused)
+		}
 		if strings.HasPrefix(line, violation) || strings.Contains(line, "DATA RACE") || strings.HasPrefix(line, "panic: ") {
 			w.Errorf("client %s reports: %s", p.name, line)
 		}
@@ -174,8 +210,8 @@ func (w *world) progress(ops []history.Op, finished int64) {
 		}
 	}
 	for _, p := range w.clients {
-		for _, ttl := range ttls {
-			if name := fmt.Sprintf("%s@%v", p.name, ttl); since[name] == 0 {
+		for i := range ttls {
+			if name := workerName(p.name, i); since[name] == 0 {
 				w.Errorf("want every worker granted a lock in the %v after the last fault, %s was not", calm, name)
 			}
 		}

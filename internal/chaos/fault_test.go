@@ -35,7 +35,7 @@ func (w *world) torment(faults []fault, until time.Time) {
 	}
 	var opened []open
 	var queue []fault
-	for next := time.Now(); time.Now().Before(until) || len(opened) > 0; time.Sleep(10 * time.Millisecond) {
+	for next := time.Now(); time.Now().Before(until) || len(opened) > 0; time.Sleep(10 * time.Millisecond) { // the pace of the faults
 		opened = slices.DeleteFunc(opened, func(o open) bool {
 			if time.Now().Before(o.over) {
 				return false
@@ -207,8 +207,8 @@ func restart(t *world, kind string, away time.Duration, few int) fault {
 }
 
 // failover kills or stops a master, so that its replica takes its place, with all writes that the master had acknowledged
-// or without the last of them.
-func failover(master func() *redistest.Server) fault {
+// or without the last of them. The servers notice by themselves, or promote tells them.
+func failover(master func() *redistest.Server, promote func() error) fault {
 	return fault{"failover", func(w *world) (*process, time.Duration, func(), bool) {
 		if w.moving {
 			return nil, 0, nil, false
@@ -231,20 +231,22 @@ func failover(master func() *redistest.Server) fault {
 		case "dies, and its replica lags behind":
 			auth("nobody", "nothing")
 			replica.Do(w.Context(), "CLIENT", "KILL", "TYPE", "master")
-			time.Sleep(ttls[1])
+			time.Sleep(ttls[1]) // the fault: so far it lags behind
 			fallthrough
 		default:
 			old.Kill()
 		}
+		err := promote()
 		return nil, time.Second, func() {
 			old.Kill()
 			// The old master must not come back, empty, before it has been replaced. A sentinel that was held up by a busy
-			// machine does nothing for 30 s (TILT).
-			for start := time.Now(); master() == old; time.Sleep(20 * time.Millisecond) {
-				if time.Since(start) > 90*time.Second {
-					w.Fatal("want the replica to take over within 90s, it has not")
+			// machine does nothing for 30 s (TILT), and again if it is held up then.
+			redistest.Within(w, 5*time.Minute, "the replica takes over", func() bool {
+				if err != nil {
+					err = promote()
 				}
-			}
+				return master() != old
+			})
 			auth("", "")
 			if w.kind == sentinel { // which would otherwise let it be a second master for some seconds
 				old.RestartAsReplicaOf(w, replica.Options().Addr)

@@ -52,6 +52,8 @@ type world struct {
 	clients  []*process // the live ones
 	dead     []*process
 	marks    []mark
+	calls    []revocation // of all clients
+	doubtful []string     // what clients report that is a violation unless a lock was revoked
 	troubled map[int]int  // by node, the number of faults of its server and its links
 	down     map[int]bool // by node, whether its server has a fault
 	moving   bool         // whether a master or a slot is being moved
@@ -81,9 +83,10 @@ func TestSentinel(t *testing.T) {
 	w := open(t, sentinel)
 	s := redistest.Sentinel(t)
 	s.Client(t, func(o *redis.FailoverOptions) { w.config.Addrs, w.config.Master = o.SentinelAddrs, o.MasterName })
+	s.FailOverOnlyWhenTold(t)
 	w.config.Frail = w.config.Keys
 	w.all = func() []*redistest.Server { return []*redistest.Server{s.Master()} }
-	w.run(append(linkFaults(1), failover(s.Master))...)
+	w.run(append(linkFaults(1), failover(s.Master, s.FailOver))...)
 }
 
 func TestCluster(t *testing.T) {
@@ -121,7 +124,7 @@ func TestCluster(t *testing.T) {
 		}
 		return pair[0]
 	}
-	w.run(append(linkFaults(1), failover(master), reshard(c, slots))...)
+	w.run(append(linkFaults(1), failover(master, func() error { return nil }), reshard(c, slots))...)
 }
 
 func open(t *testing.T, k kind) *world {
@@ -179,13 +182,14 @@ func (w *world) run(faults ...fault) {
 	for range clients {
 		w.start()
 	}
-	time.Sleep(500 * time.Millisecond) // without a fault, so that there are holders
+	locks := w.keys()
+	redistest.Eventually(w, "a lock is held when the faults begin", func() bool { return len(locks()) > 0 })
 	w.torment(append(clientFaults, faults...), end.Add(-calm))
 	for _, p := range w.clients {
 		p.tell("calm", 0, true)
 	}
 	w.healed = mono()
-	time.Sleep(calm) // every client must make progress now that nothing fails
+	time.Sleep(calm) // the load goes on: every client must make progress now that nothing fails
 	finished := mono()
 	for _, p := range w.clients {
 		p.stdin.Close()

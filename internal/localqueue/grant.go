@@ -26,15 +26,16 @@ func Strict(c *acquisition.Config, keys *script.Keys, write, try bool) *Grant {
 		turn
 	})
 	both.Grant = Grant{turn: &both.turn, wrote: write}
-	both.acq.Init(c, keys, write, try)
+	both.acq.Init(c, keys, write, try, acquisition.Origin{})
 	return &both.Grant
 }
 
 // Acquire acquires g, which Strict has returned, for a user.
-func (g *Grant) Acquire(ctx context.Context, u acquisition.User) error {
+func (g *Grant) Acquire(ctx context.Context, u User) error {
 	if err := g.turn.acq.Acquire(ctx); err != nil {
 		return err
 	}
+	u.Granted(g, false)
 	return g.turn.acq.Join(u, nil, g.wrote)
 }
 
@@ -43,7 +44,7 @@ func Acquire(ctx context.Context, c *acquisition.Config, keys *script.Keys, writ
 	q, g, spare := enter(c, keys)
 	w := &waiter{config: c, keys: keys, user: u, grant: g, spare: spare, write: write}
 	if c.Ranks != nil {
-		w.since = c.Ranks.Next()
+		w.origin = acquisition.Origin{Asked: clock.Now(), Rank: c.Ranks.Next()}
 	}
 	granted := false
 	defer func() {
@@ -82,16 +83,37 @@ func (g *Grant) Token() uint64 {
 	return g.turn.acq.Token()*MaxGrants + uint64(g.number)
 }
 
+// How returns the place that g had in the queue of several nodes, or 0, and whether it was granted by message.
+func (g *Grant) How() (rank int64, pushed bool) { return g.turn.acq.How() }
+
 // Cause returns why g was lost. It must have been lost.
 func (g *Grant) Cause() error { return g.turn.acq.Cause() }
 
 // Supersede ends the wait of g, which Strict has returned.
 func (g *Grant) Supersede() { g.turn.acq.Supersede() }
 
-// Admits reports whether another lock can be nested in u, a lock of g.
-func (g *Grant) Admits(u acquisition.User) bool { return g.turn.acq.Admits(u) }
+// Admits returns nil if another lock can be nested in u, a lock of g. The error matches ErrMaxHold if u is overdue, and is
+// [acquisition.ErrRetry] if it has ended.
+func (g *Grant) Admits(u acquisition.User) error { return g.turn.acq.Admits(u) }
 
-// Usable returns nil, or an error that matches ErrUnlocked or ErrLockLost if u has ended.
+// Overdue ends the turn of u, a lock of g that has been held for as long as it may be, and renews it no more. It reports
+// whether u was still held.
+func (g *Grant) Overdue(u acquisition.User) bool {
+	t, q := g.turn, g.turn.queue
+	if q == nil {
+		return t.acq.Overdue(u)
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !t.acq.Overdue(u) {
+		return false
+	}
+	t.ends = clock.Always
+	q.goOn(q.update())
+	return true
+}
+
+// Usable returns nil, or an error that matches ErrUnlocked, ErrLockLost, ErrRevoked or ErrMaxHold if u has ended.
 func (g *Grant) Usable(u acquisition.User) error { return g.turn.acq.Usable(u) }
 
 // Nest nests u in outer, a lock of g.
@@ -126,8 +148,7 @@ func (g *Grant) Unlock(ctx context.Context, u acquisition.User) error {
 	last, next, err := g.unlock(u)
 	switch {
 	case err == nil && last && next != nil:
-		go func() { t.queue.onAcquired(next, next.acq.Wait(context.Background())) }()
-		return t.acq.ReleaseBehind(ctx, &next.acq)
+		return t.queue.behind(next, func() error { return t.acq.ReleaseBehind(ctx, &next.acq) })
 	case err == nil && last:
 		return t.acq.Release(ctx)
 	}
@@ -196,8 +217,21 @@ func (g *Grant) Downgrade(ctx context.Context, u acquisition.User) error {
 	case next == nil:
 		return tell(ctx, nil)
 	}
+	return q.behind(next, func() error { return tell(ctx, &next.acq) })
+}
+
+// behind makes a call behind the acquire of next. If a hook, a logger or a context panics meanwhile, another one is made.
+func (q *queue) behind(next *turn, call func() error) error {
 	go func() { q.onAcquired(next, next.acq.Wait(context.Background())) }()
-	return tell(ctx, &next.acq)
+	returned := false
+	defer func() {
+		if !returned {
+			next.acq.Abandon()
+		}
+	}()
+	err := call()
+	returned = true
+	return err
 }
 
 // becomeReader returns the call that tells the nodes, and which acquisition is to be made in front of that, since the process

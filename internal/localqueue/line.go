@@ -10,8 +10,9 @@ import (
 // A User is a lock that a request waits for.
 type User interface {
 	acquisition.User
-	// Granted tells under what the lock is granted. It must take no mutex, and may be called again.
-	Granted(g *Grant)
+	// Granted tells under what the lock is granted, and whether the process has passed it on. It must take no mutex, and
+	// may be called again.
+	Granted(g *Grant, local bool)
 }
 
 // A waiter is a request that has not been served. The fields are guarded by the mutex of its queue, except those that are
@@ -22,7 +23,7 @@ type waiter struct {
 	user   User
 	grant  *Grant
 	spare  *turn // memory for the acquisition that it may need
-	since  int64 // when it was asked for, as acquisition.Acquisition.Since; 0: a moment ago
+	origin acquisition.Origin
 	write  bool
 
 	over       bool
@@ -55,6 +56,16 @@ func (w *waiter) finish(err error) {
 type line struct{ last *waiter }
 
 func (l *line) empty() bool { return l.last == nil }
+
+func (l *line) len() (n int) {
+	for w := l.head(); w != nil; w = w.next {
+		n++
+		if w == l.last {
+			break
+		}
+	}
+	return n
+}
 
 func (l *line) head() *waiter {
 	if l.last == nil {

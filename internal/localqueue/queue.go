@@ -15,7 +15,8 @@
 //
 // # The rules
 //
-//	T1   Requests with equal nodes, key, TTL, order, drift, node time-out and turn share a queue (acquisition.Config.Init, enter).
+//	T1   Requests with equal nodes, key, TTL, order, drift, node time-out, longest hold and turn share a queue
+//	     (acquisition.Config.Init, enter).
 //	T2   A lock is granted under an acquisition that is held, trusted, strong enough and in its turn (turn.serves). The
 //	     head is served when its acquisition is granted, in any case.
 //	T3   Under one acquisition there is one writer, or readers, or nobody (turn.serves).
@@ -33,17 +34,20 @@
 //	T11  A loss ends all locks under an acquisition, and the queue goes on (Grant.Lost). The first error ends all waits
 //	     (queue.fail), unless Redis has acknowledged something that stands for them (queue.choose). A hook or a logger
 //	     that panics ends the wait of its own goroutine only (queue.abort).
+//	T12  An acquisition is renewed while one of its locks is not overdue, and an overdue one ends the turn (Grant.Overdue).
+//	     A revoked acquisition ends all locks under it, as a loss does, or, if it waits, the wait of the head
+//	     (queue.onAcquired).
 //
 // # Mutexes
 //
 // A queue has one mutex. It comes before that of an acquisition. One function, update, is called under it after every
-// event: it serves whom the rules allow, ends what is not used, and chooses who stands in Redis. No foreign code
+// event: it serves whom the rules allow, ends what is not used, and chooses which request stands in Redis. No foreign code
 // (contexts, loggers, the client and its hooks) runs under it.
 package localqueue
 
 import (
+	"cmp"
 	"context"
-	"fmt"
 	"sync"
 	"unique"
 
@@ -53,12 +57,12 @@ import (
 	"github.com/redismutex/redismutex/internal/script"
 )
 
-// A queue has the requests of this process for one key, those that wait and those that hold.
+// A queue has the requests of this process for one key: waiters and holders.
 type queue struct {
 	requests int32 // how many it has; guarded by the mutex of queues
 
 	mu           sync.Mutex
-	acknowledged bool  // since somebody waits, Redis has acknowledged something that stands for those that wait
+	acknowledged bool  // since somebody waits, Redis has acknowledged something that stands for the waiters
 	first        line  // the waiters of the class that goes first, by order of choice
 	rest         line  // the other waiters
 	pending      *turn // the acquisition that is made for the head; nil: none
@@ -72,8 +76,8 @@ func (q *queue) acquire(ctx context.Context, w *waiter) error {
 	q.mu.Lock()
 	q.line(w).push(w)
 	mine := q.update()
-	if w.since == 0 {
-		w.since = int64(clock.Now())
+	if w.origin.Asked == 0 {
+		w.origin.Asked = clock.Now()
 	}
 	if q.head() != w || q.mayBeOvertaken(w) {
 		q.goOn(mine)
@@ -108,7 +112,7 @@ func (q *queue) ask(ctx context.Context, w *waiter, mine *turn) {
 }
 
 // abort ends the wait of w, whose goroutine ends because a hook or a logger has panicked. What w has asked for, unless that
-// is nil, has been abandoned, and another one is made for those that wait.
+// is nil, has been abandoned, and another one is made for the other waiters.
 func (q *queue) abort(w *waiter, mine *turn) {
 	q.giveUp(w)
 	if mine != nil {
@@ -124,6 +128,9 @@ func (q *queue) wait(ctx context.Context, w *waiter) error {
 	}
 	q.mu.Unlock()
 	if w.done != nil {
+		if w.config.Trace != nil {
+			w.config.Trace.Waiting(ctx, true)
+		}
 		select {
 		case <-w.done:
 		case <-ctx.Done():
@@ -148,12 +155,8 @@ func (q *queue) giveUp(w *waiter) {
 
 // try serves w at once or not at all. What it acquires begins no turn.
 func (q *queue) try(ctx context.Context, w *waiter) error {
-	refused, granted := q.tryLocally(w)
-	switch {
-	case granted:
-		return nil
-	case refused:
-		return fmt.Errorf("%w: %q", lockerr.ErrLock, w.keys.Name())
+	if granted, err := q.tryLocally(w); granted || err != nil {
+		return err
 	}
 	t := w.turn()
 	t.init(q, w, true)
@@ -164,7 +167,7 @@ func (q *queue) try(ctx context.Context, w *waiter) error {
 	defer q.mu.Unlock()
 	q.push(t)
 	t.ends = clock.Always
-	granted = q.grant(t, w)
+	granted := q.grant(t, w)
 	q.goOn(q.update())
 	if !granted {
 		return acquisition.ErrRetry
@@ -172,9 +175,9 @@ func (q *queue) try(ctx context.Context, w *waiter) error {
 	return nil
 }
 
-// tryLocally grants w a lock if a turn allows it and nobody waits. It refuses w if a lock or a waiter of this process is
-// in the way. If neither, Redis is to be asked.
-func (q *queue) tryLocally(w *waiter) (refused, granted bool) {
+// tryLocally grants w a lock if a turn allows it and nobody waits. It refuses w, with an error, if a lock or a waiter of this
+// process is in the way. If neither, Redis is to be asked.
+func (q *queue) tryLocally(w *waiter) (granted bool, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	now := clock.Now()
@@ -184,26 +187,43 @@ func (q *queue) tryLocally(w *waiter) (refused, granted bool) {
 	}
 	if !waiting {
 		if t := q.turnFor(w, now); t != nil && q.grant(t, w) {
-			return false, true
+			return true, nil
 		}
 	}
 	excluded := waiting && (w.write || q.line(w) == &q.rest && (q.first.writes() || q.rest.writes()))
-	return excluded || q.conflicts(w, now), false
+	t := q.conflicting(w, now)
+	if t == nil && !excluded {
+		return false, nil
+	}
+	return false, q.heldBy(w, t)
 }
 
-// conflicts reports whether a lock of this process excludes w.
-func (q *queue) conflicts(w *waiter, now clock.Instant) bool {
+// conflicting returns an acquisition of this process whose locks exclude w, or nil.
+func (q *queue) conflicting(w *waiter, now clock.Instant) *turn {
 	for t := q.turns; t != nil; t = t.next {
 		if (t.users < 0 || w.write) && t.acq.Trusted(now) {
-			return true
+			return t
 		}
 	}
 	for t := range q.spent {
 		if w.write && t.acq.Trusted(now) {
-			return true
+			return t
 		}
 	}
-	return false
+	return nil
+}
+
+// heldBy returns the error of a try that t excludes or, if that is nil, a waiter: the acquisition in the way is then the one
+// that waits in Redis for the head, or one whose turn the head waits for.
+func (q *queue) heldBy(w *waiter, t *turn) error {
+	if t == nil {
+		t = cmp.Or(q.pending, q.turns)
+	}
+	id := ""
+	if t != nil {
+		id = t.acq.CurrentID()
+	}
+	return acquisition.Held(w.keys.Name(), id)
 }
 
 // line is where w waits.
@@ -235,7 +255,7 @@ func (q *queue) end(w *waiter, err error) {
 }
 
 // update is called after every event: an arrival, an unlock, a waiter that gives up, a grant, a loss, the end of a turn,
-// a downgrade. It serves whom the rules allow, ends what is not used, and chooses who stands in Redis. It returns the
+// a downgrade. It serves whom the rules allow, ends what is not used, and chooses which request stands in Redis. It returns the
 // acquisition that is to be made, if any.
 func (q *queue) update() *turn {
 	now := clock.Now()
@@ -251,7 +271,11 @@ func (q *queue) goOn(next *turn) {
 	}
 }
 
-func (q *queue) make(t *turn) { q.onAcquired(t, t.acq.Acquire(context.Background())) }
+func (q *queue) make(t *turn) {
+	err := acquisition.ErrRetry // stays if a hook or a logger ends the goroutine
+	defer func() { q.onAcquired(t, err) }()
+	err = t.acq.Acquire(context.Background())
+}
 
 // serve grants the lock to the head, and to the next one, while an acquisition may serve it.
 func (q *queue) serve(now clock.Instant) {
@@ -279,7 +303,7 @@ func (q *queue) turnFor(w *waiter, now clock.Instant) *turn {
 // grant grants w a lock under t. If t has ended, grant drops it and returns false.
 func (q *queue) grant(t *turn, w *waiter) bool {
 	*w.grant = Grant{turn: t, locks: 1, number: t.grants, write: w.write, wrote: w.write}
-	w.user.Granted(w.grant)
+	w.user.Granted(w.grant, t.ends != clock.Never && t.ends != clock.Always)
 	if t.acq.Join(w.user, nil, w.write) != nil {
 		q.drop(t)
 		return false
@@ -380,6 +404,11 @@ func (q *queue) onAcquired(t *turn, err error) {
 		q.acknowledged = true
 		t.ends = clock.Never
 		q.push(t)
+	case lockerr.KindOf(err) == lockerr.ErrRevoked: // what waited for the head
+		q.acknowledged = true
+		if w := q.head(); w != nil {
+			q.end(w, err)
+		}
 	case err != acquisition.ErrRetry:
 		q.fail(err)
 	}
@@ -443,6 +472,40 @@ func (q *queue) leave(c *acquisition.Config, keys *script.Keys) {
 	if q.requests == 0 {
 		delete(queues.m, name{c.Kind, keys.Name()})
 	}
+}
+
+// A Crowd is those that wait in one queue of this process.
+type Crowd struct {
+	Requests int    // how many wait
+	Asks     string // the id of the acquisition that is made for the first; "": none, as they wait for a lock of this process
+}
+
+// Crowds returns those that wait in this process for a key on the node with that mailbox.
+func Crowds(mailbox, key string) (crowds []Crowd) {
+	for _, q := range queuesOf(mailbox, key) {
+		q.mu.Lock()
+		c := Crowd{Requests: q.first.len() + q.rest.len()}
+		if q.pending != nil {
+			c.Asks = q.pending.acq.CurrentID()
+		}
+		q.mu.Unlock()
+		if c.Requests > 0 {
+			crowds = append(crowds, c)
+		}
+	}
+	return crowds
+}
+
+// queuesOf returns the queues of a key on the node with that mailbox. The mutex of a queue comes before that of queues.
+func queuesOf(mailbox, key string) (of []*queue) {
+	queues.Lock()
+	defer queues.Unlock()
+	for n, q := range queues.m {
+		if n.key == key && n.kind.Value().IsOn(mailbox) {
+			of = append(of, q)
+		}
+	}
+	return of
 }
 
 // Len returns how many keys have a queue.

@@ -85,7 +85,7 @@ var mutants = []mutant{
 	{"a reader joins behind those that rank after it", "lua/fast/join.lua", "held == 'string' or at > last and call", "held == 'string' or call", model},
 	{"a waiter in the middle watches the last one", "lua/fast/join.lua", "at > last and math.max(leases[1] - now, 0) or in_front(call('ZRANK', INTENTS, KIND .. ID))", "math.max(leases[1] - now, 0)", model},
 	{"the age is not sent", "internal/script/command.go", "if p.Score == nil && age >= time.Microsecond {", "if false {", model},
-	{"a request over several nodes has a new rank", "internal/acquisition/several.go", "	if a.Since == 0 {\n", "	if true {\n", checker{"./internal/acquisition", "^TestRankOverSeveralNodesIsThatOfTheRequest$", nil}},
+	{"a request over several nodes has a new rank", "internal/acquisition/several.go", "	if origin.Rank == 0 {\n", "	if true {\n", checker{"./internal/acquisition", "^TestRankOverSeveralNodesIsThatOfTheRequest$", nil}},
 
 	{"a renewal hands nothing on when a lease has ended", "lua/refresh.lua", "drop()\nhand_on()\n", "drop()\n", model},
 	{"a release hands nothing on", "lua/unlock.lua", "hand_on()\nif blocked then", "if blocked then", model},
@@ -100,7 +100,11 @@ var mutants = []mutant{
 
 	// Tokens.
 	{"a token is not written back", "lua/lib/token.lua", "	call('SET', TOKEN, format('%d', last_token), 'PX', RETENTION)\n", "", model},
-	{"a token follows a counter that has fallen back", "lua/lib/token.lua", "(last_token == 0 or not proposal) and us or 0", "last_token == 0 and us or 0", ofScripts("TestTokensRiseAlthoughTheCounterFallsBack")},
+	{"a token follows a counter that has fallen back", "lua/lib/token.lua", "proposal or us, FLOOR", "proposal or last_token == 0 and us or 0, FLOOR", ofScripts("TestTokensRiseAlthoughTheCounterFallsBack")},
+	{"a counter of a quorum begins with the clock of its node", "lua/lib/token.lua", "proposal or us, FLOOR", "proposal or us, last_token == 0 and us or 0, FLOOR", scenario("TestTokensRiseOverAnEmptyRestartWhateverTheClocksOfTheNodes")},
+	{"a renewal makes a counter of a quorum from the clock", "lua/lib/standing.lua", "next_token(proposal or score and score % SPAN)", "next_token(proposal)", ofScripts("TestRenewalMakesACounterFromTheRank")},
+	{"the token of an old waiter may be its rank", "internal/acquisition/several.go", "p.Write && waited > s.Config.TTL/2", "waited < 0", scenario("TestTokenOfAnOldWaiterRisesOverAnEmptyRestart")},
+	{"a raise that follows an acquire takes as long as the lease", "internal/node/lease.go", "		l.boundRaise()\n		sooner(now)\n", "		sooner(now)\n", scenario("TestNodeThatHangsInARaiseCostsTwoTimeouts")},
 	{"an acquire follows a counter that has fallen back", "lua/fast/lock.lua", "math.max(last_token + 1, us, FLOOR)", "last_token > 0 and last_token + 1 or us", ofScripts("TestTokensRiseAlthoughTheCounterFallsBack")},
 	{"a counter is recent for as long as a failover may take", "lua/lib/counter.lua", "local RECENT = 86399990", "local RECENT = 86390000", ofScripts("TestTokensRiseWhateverBecomesOfTheCounter")},
 	{"a counter that was set by the clock is not recent", "lua/fast/lock.lua", "call('SET', TOKEN, format('%d', token), 'PX', RETENTION)", "call('SET', TOKEN, format('%d', token), last_token > 0 and 'KEEPTTL' or 'PX', last_token == 0 and RETENTION or nil)", model},
@@ -114,7 +118,8 @@ var mutants = []mutant{
 	// Several nodes.
 	{"half of the nodes are a quorum", "internal/quorum/quorum.go", "return n/2 + 1", "return max(1, n/2)", sim},
 	{"no waiter makes way for a lower rank", "internal/acquisition/part.go", "if r.Preceded && a.state == pending && !a.hasMajority() {", "if false {", scenario("TestSplitVotesAreResolvedByRank")},
-	{"a majority with a gap counts", "internal/acquisition/part.go", "case a.state == held && counted && !a.nodes.heldSince(from):",
+	{"a node that has not answered is asked again at once", "internal/acquisition/several.go", "		wentDown = s.markSilent(p, asked)\n", "", scenario("TestSilentNodeIsNotAskedAgainAtOnce")},
+	{"a majority with a gap counts", "internal/acquisition/part.go", "case a.state == held && counted && (a.users.allOverdue() || !a.nodes.heldSince(from)):",
 		"case a.state == held && counted && !a.hasMajority():", scenario("TestLockIsLostWhenAMajorityForgetsIt")},
 
 	// Foreign data.
@@ -139,10 +144,42 @@ var mutants = []mutant{
 
 	// Nesting.
 	{"a context is canceled under the mutex", "internal/acquisition/acquisition.go", "	// A renewal whose reply was lost may have renewed it on the server.\n", "	a.users.end(why)\n", scenario("TestForeignCodeMayCallTheLibrary/contexts")},
+	{"Held looks at the innermost lock alone", "reentry.go", "for l, ok := FromContext(ctx); ok; l, ok = FromContext(l.ctx) {", "for l, ok := FromContext(ctx); ok; ok = false {", scenario("TestHeldKnowsTheLocksOfAContext")},
+	{"Held trusts a lease that is over", "reentry.go", "		err := l.usable()\n		if err == nil {\n			return nil\n", "		err := context.Cause(l.ctx)\n		if err == nil {\n			return nil\n", scenario("TestHeldKnowsTheTimeBeforeTheTimers")},
+	{"waiters of another Redis are counted", "internal/localqueue/queue.go", "n.key == key && n.kind.Value().IsOn(mailbox)", "n.key == key", checker{"./redismutextest", "^TestWaitersOfAnotherRedisAreNotCounted$", nil}},
 	{"the method of a context is called under the mutex", "reentry.go", "	defer owners.Unlock()\n	name := ",
-		"	defer owners.Unlock()\n	outer = m.outerOf(r)\n	name := ", scenario("TestForeignCodeMayCallTheLibrary/contexts")},
+		"	defer owners.Unlock()\n	outer, overdue = m.outerOf(r)\n	name := ", scenario("TestForeignCodeMayCallTheLibrary/contexts")},
 	{"the text of an error is read under the mutex", "internal/lockerr/lockerr.go", "c := caused{ErrRedis, readOnce(cause), 0}", "c := caused{ErrRedis, cause, 0}", scenario("TestErrorsOfTheClientMayCallTheLibrary")},
 	{"the first unlock releases the acquisition", "internal/acquisition/shared.go", "	case !a.users.none():\n", "	case false:\n", sim},
+
+	{"a refused try names a waiter where a writer holds", "lua/lib/acquire.lua", "		return call('GET', HOLDER)\n", "		return string.sub(call('ZRANGE', INTENTS, '0', '0')[1] or '', 2)\n", model},
+	{"a try that is refused in its process names nobody", "internal/localqueue/queue.go", "		id = t.acq.CurrentID()\n", "", scenario("TestRefusedTryNamesWhoIsInTheWay")},
+
+	{"the time to wait bounds the lock", "lock.go", "context.WithCancelCause(r.ctx)", "context.WithCancelCause(r.until)", scenario("TestWaitBoundsTheWaitAndNotTheLock")},
+
+	{"a panic leaves the lock", "lock.go", "		if !returned {\n", "		if !returned && false {\n", scenario("TestDoUnlocksAfterAPanic")},
+
+	// Inspecting.
+	{"inspecting shows waiters whose lease has ended", "lua/inspect.lua", "	if ms > 0 and #waiters", "	if #waiters", model},
+	{"inspecting counts waiters whose lease has ended", "lua/inspect.lua", "		waiting = waiting - 1\n", "", model},
+	{"inspecting takes out who has ended", "lua/inspect.lua", "local most = format", "if #ended > 0 then\n	call('ZREM', LEASES, unpack(ended))\nend\nlocal most = format", model},
+	{"a node of several makes the conclusion", "inspect.go", "		if len(ps) < majority {\n", "		if len(ps) < 1 {\n", scenario("TestInspectOfSeveralNodesShowsWhatTheMajoritySays")},
+
+	// Revoking.
+	{"a revocation hands nothing on", "lua/revoke.lua", "drop()\nhand_on()\n", "drop()\n", model},
+	{"a revocation tells nobody", "lua/revoke.lua", "		send(mailbox, 'revoked ' .. number)\n", "", model},
+	{"a revoked id may acquire again", "lua/revoke.lua", "	call('ZADD', LEASES, format('%d', now + TOMBSTONE), '-' .. id)\n", "", model},
+	{"whoever holds is revoked", "lua/revoke.lua", "if writer and belongs(writer) then", "if writer then", model},
+	{"a revocation knows one id of several", "lua/revoke.lua", "string.match(score and ID or '', OF_ONE)", "string.match('', OF_ONE)", scenario("TestRevokeOnSeveralNodesFindsAllIDs")},
+	{"a message does not end a lock", "internal/node/renewer.go", "		go l.owner.OnExpired(lockerr.ErrRevoked) // it calls foreign code\n", "", scenario("TestRevokedLockEndsAtOnceAndIsHandedOn")},
+	{"a renewal does not tell that the id was revoked", "internal/node/renewer.go", "			why = lockerr.ErrRevoked\n", "", scenario("TestRevocationIsLearnedAtTheNextRenewal")},
+	{"a revoked waiter ends all waits of its queue", "internal/localqueue/queue.go", "	case lockerr.KindOf(err) == lockerr.ErrRevoked:", "	case false:", scenario("TestRevokedWaiterIsTheHeadOfItsQueue")},
+
+	// Operators, as clients see them.
+	{"the next one waits until a revoked lock would have ended", "lua/revoke.lua", "drop()\nhand_on()\n", "drop()\n", sim},
+	{"a revoked lock is renewed", "internal/node/renewer.go", "	case r.Status != script.Granted && r.Status != script.Waiting:", "	case r.Status != script.Granted && r.Status != script.Waiting && r.Status != script.Tombstoned:", sim},
+	{"a lock that Redis has forgotten is taken for a revoked one", "internal/node/renewer.go", "		why := ErrGone\n", "		why := lockerr.ErrRevoked\n", sim},
+	{"an overdue lock is not free a TTL later", "internal/acquisition/acquisition.go", "		p.node.Renewer.Expire(&p.Lease)\n", "		_ = p\n", sim},
 
 	// Turns.
 	{"requests with another TTL share a queue", "internal/acquisition/config.go", `strings.Join(names, " "), c.TTL, c.Drift`, `strings.Join(names, " "), 0, 0`, scenario("TestEqualRequestsShareAQueue")},
@@ -155,7 +192,7 @@ var mutants = []mutant{
 	{"a writer is served beside readers", "internal/localqueue/turn.go", "w.write && (!t.write || t.users > 0)", "w.write && !t.write", scenario("TestLocalLocksExcludeEachOtherInOrder")},
 	{"a reader is served beside a writer", "internal/localqueue/turn.go", "t.users < 0, ", "", scenario("TestLocalLocksExcludeEachOtherInOrder")},
 	{"a lost acquisition still serves", "internal/acquisition/acquisition.go", "	case a.state != held, outer", "	case a.state == pending, outer", checker{"./internal/localqueue", "^TestLostAcquisitionServesNobody$", nil}},
-	{"the age is forgotten", "internal/localqueue/turn.go", "	t.acq.Since = w.since\n", "", scenario("TestAgeRestoresThePlace")},
+	{"the age is forgotten", "internal/localqueue/turn.go", "w.write, try, w.origin)", "w.write, try, acquisition.Origin{})", scenario("TestAgeRestoresThePlace")},
 	{"the waiter of a head that gave up stays", "internal/localqueue/queue.go", "if p != nil && (w == nil || w.write != p.write) {", "if false {", scenario("TestWaiterInRedisOutlivesItsHead")},
 	{"a process waits in Redis for what it holds", "internal/localqueue/queue.go", "			q.acknowledged = true\n			return nil\n", "			q.acknowledged = true\n			break\n", scenario("TestOneWaiterInRedisForAProcess")},
 	{"the release goes in front of the acquire", "internal/acquisition/shared.go", "	if front == nil || !front.begin() {\n", "	if front != nil {\n		defer func() { go front.acquire(context.Background()) }()\n	}\n	if true {\n", scenario("TestAgeRestoresThePlace")},
@@ -169,8 +206,20 @@ var mutants = []mutant{
 	{"a queue that Redis has acknowledged ends with an error", "internal/localqueue/queue.go", "	t.acq.Share(q.acknowledged)\n", "	t.acq.Share(false)\n", scenario("TestQueueOutlivesErrors")},
 	{"the head's panic stops the queue", "internal/localqueue/queue.go", "			q.abort(w, mine)\n", "", scenario("TestQueueGoesOnAfterAPanic|TestOthersAreServedWhenTheHeadPanics")},
 	{"an acquire whose hook has panicked is not abandoned", "internal/acquisition/acquisition.go", "		if !returned {\n			a.Abandon()\n", "		if !returned && false {\n			a.Abandon()\n", scenario("TestQueueGoesOnAfterAPanic")},
-	{"a panic in a release drops the acquire in front of it", "internal/node/call.go", "			if !answered {\n", "			if !answered && false {\n", scenario("TestQueueGoesOnAfterAPanic")},
 	{"a loss during an unlock drops the next acquisition", "internal/localqueue/grant.go", "	t.queue.goOn(next)\n	return err\n", "	if err == nil {\n		t.queue.goOn(next)\n	}\n	return err\n", checker{"./internal/localqueue", "^TestLossDuringAnUnlockIsNotTheEndOfTheQueue$", nil}},
+
+	// The bound of WithMaxHold.
+	{"an overdue lock is renewed", "internal/acquisition/acquisition.go", "		p.node.Renewer.Expire(&p.Lease)\n", "		_ = p\n", scenario("TestLockThatIsHeldForTooLongEnds")},
+	{"an overdue lock is renewed again when its last renewal is answered", "internal/node/renewer.go", "	if l.task == expire { // the call was under way\n		l.due, l.exact = clock.Never, true\n	}\n", "", scenario("TestRenewalUnderWayIsTheLastOne")},
+	{"a turn goes on after an overdue lock", "internal/localqueue/grant.go", "	t.ends = clock.Always\n	q.goOn", "	q.goOn", scenario("TestOverdueReaderEndsItsTurnAndNotTheOthers")},
+	{"an overdue reader ends the others", "internal/acquisition/users.go", "		if !u.overdue {\n			return false", "		if !u.overdue {\n			return true", scenario("TestOverdueReaderEndsItsTurnAndNotTheOthers")},
+	{"a node that has ended an overdue lock first is acquired again", "internal/acquisition/part.go", "(a.users.allOverdue() || !a.nodes.heldSince(from))", "!a.nodes.heldSince(from)", scenario("TestLockThatIsHeldForTooLongEnds")},
+	{"a nested lock counts from its own grant", "lock.go", "		l.since = outer.since\n", "		l.since = clock.Now()\n", scenario("TestNestedLocksCountFromTheOutermost")},
+	{"a holder that is downgraded again and again does not listen", "internal/node/renewer.go", "		rn.node.Mailbox.StayOpen(l.terms().TTL)\n", "", scenario("TestHolderListensAfterDowngrades")},
+	{"a wait that has run out tries on behind its own process", "internal/node/name.go", " && !n.Renewer.keeps(number)", "", scenario("TestWaitBehindTheOwnProcessEndsInTime")},
+	{"a call waits for the overdue lock that it is nested in", "internal/acquisition/acquisition.go", "	case a.users.isOverdue(u):\n		return fmt", "	case a.users.isOverdue(u):\n		return ErrRetry\n		return fmt", scenario("TestNothingWaitsForTheOverdueLockItIsNestedIn")},
+	{"an overdue lock is its owner's no more", "reentry.go", "		if cause != ErrMaxHold {\n			defer", "		if true {\n			defer", scenario("TestNothingWaitsForTheOverdueLockItIsNestedIn")},
+	{"a lock that is unlocked is kept until its time would be over", "maxhold.go", "		b.timer.Stop()\n", "", scenario("TestUnlockedLockIsNotKept")},
 	{"a holder leaves after the next one is granted", "internal/localqueue/grant.go", "	if err := t.acq.Remove(u); err != nil { //", "	if g.locks == 1 {\n		g.end()\n		q.serve(clock.Now())\n	}\n	if err := t.acq.Remove(u); err != nil { //", checker{"./internal/localqueue", "^TestHolderHasLeftBeforeTheNextIsGranted$", nil}},
 	{"a release goes behind the acquire for another node", "internal/acquisition/shared.go", "a.parts[slices.Index(a.Config.Nodes, n)]", "a.parts[len(a.parts)-1-slices.Index(a.Config.Nodes, n)]", scenario("TestQueueIsSharedWhateverTheOrderOfTheNodes")},
 	{"a holder's acknowledgement is the waiters'", "internal/localqueue/queue.go", "		q.acknowledged = false\n		return nil\n", "		return nil\n", scenario("TestFirstErrorIsReturnedWhileOthersHold")},
@@ -180,7 +229,7 @@ var mutants = []mutant{
 	{"a queue is not forgotten", "internal/localqueue/queue.go", "	if q.requests == 0 {\n", "	if false {\n", scenario("TestQueuesComeAndGo")},
 
 	// The seams between the packages.
-	{"an answer that arrives for a part that was replaced counts", "internal/acquisition/part.go", "return p.acq.parts[p.index()] == p && (", "return (", sim},
+	{"an answer that arrives for a part that was replaced counts", "internal/acquisition/part.go", "return p.acq.parts[p.index()] == p && (", "return (", scenario("TestForeignCodeMayCallTheLibrary")},
 	{"a renewal that is answered \"gone\" is not reported", "internal/node/renewer.go", "return func() { l.owner.OnExpired(why) }", "return func() { _ = why }", sim},
 	{"a renewal that is answered is not reported", "internal/node/renewer.go", "return func() { l.owner.OnRenewed(sent, r) }", "return nil", sim},
 	{"a loss does not end the locks", "internal/acquisition/acquisition.go", "		n.acquisition.users.end(n.err)\n", "", sim},
@@ -189,6 +238,26 @@ var mutants = []mutant{
 	// Crowds.
 	{"a waiter for a lock on a closed client goes on", "internal/acquisition/part.go", " || lockerr.Has(err, lockerr.ClientClosed)", "", scenario("TestWaiterOnAClosedClientGetsAnError")},
 	{"a renewal takes foreign data for lost data", "internal/node/renewer.go", "			why = lockerr.Foreign(r.Data)\n", "			why = ErrGone\n", scenario("TestWaitersGetErrNotLockForForeignData")},
+
+	// Forgotten locks.
+	{"a forgotten lock is renewed for ever", "internal/acquisition/users.go", "		if taken {\n", "		if taken && false {\n", scenario("TestForgottenLockIsReleased")},
+	{"a context that descends from a lock does not keep it", "lock.go", "return u, u.lock.Value() == nil }", "return u, true }", scenario("TestContextKeepsALock")},
+	{"a forgotten lock leaves its context open", "lock.go", "	u.cancel(ErrUnlocked)\n	switch err", "	switch err", scenario("TestForgottenLockEndsItsContext")},
+
+	// The trace.
+	{"a trace does not hear of an end that comes before the grant", "trace.go", "	if c.over {\n		c.tellEnd()\n", "	if false {\n		c.tellEnd()\n", scenario("TestTraceTellsTheGrantBeforeTheEnd")},
+	{"a trace does not hear of the end of a lock", "trace.go", "		c.over, c.cause = true, cause\n		if c.granted != nil {\n", "		c.over, c.cause = true, cause\n		if c.granted != nil && cause == ErrUnlocked {\n", sim},
+	{"a trace that blocks is waited for", "trace.go", "		q.told = true\n		go t.run(m)\n", "		q.told = true\n		t.queue.mu.Unlock()\n		t.run(m)\n		t.queue.mu.Lock()\n", scenario("TestTraceThatBlocksHarmsNoLock")},
+	{"a function of a trace ends the others", "trace.go", "		if !returned { // a function has ended the goroutine\n", "		if !returned && false {\n", scenario("TestTraceGoesOnAfterAFunctionThatEndsItsGoroutine")},
+	{"what a trace misses is not counted", "trace.go", "		q.dropped++\n", "", scenario("TestTraceThatBlocksHarmsNoLock")},
+
+	// What an operator does, and what bounds a lock.
+	{"a short TTL closes the mailbox", "internal/mailbox/mailbox.go", "open.After(b.open)", "true", scenario("TestHolderWithALongTTLListensAfterOneWithAShortOne")},
+	{"a tombstone is revoked", "revoke.go", " || id[0] == '-'", "", scenario("TestRevokeTakesNoTombstone")},
+	{"a foreign waiter is taken for one of ours", "lua/lib/foreign.lua", " or not is_waiter(call('ZRANGE', INTENTS, '0', '0')[1] or 'w')", "", ofScripts("TestForeignWaiterIsAnError")},
+	{"a state counts ids", "inspect.go", "			longest[name] = p\n", "			g[name] = append(g[name], p)\n", scenario("TestTwoIDsOnOneNodeAreNoMajority")},
+	{"a lock has the bound of its own mutex only", "maxhold.go", "	case own == 0:\n		return outer.most\n", "	case own == 0:\n		return own\n", scenario("TestLockNestedInANestedOneEndsWithIt")},
+	{"a wait returns the end of its own time", "rwmutex.go", "return nil, false, lockerr.Ended(r.ctx, r.keys.Name())", "return nil, false, err", scenario("TestWaitThatEndsWithTheContextReturnsItsError")},
 }
 
 func TestMutantsFollowTheCode(t *testing.T) {

@@ -38,6 +38,18 @@ func (a *agenda) drop(l *Lease) {
 // fix moves l to where it belongs now.
 func (a *agenda) fix(l *Lease) { heap.Fix(a.heapOf(l), int(l.place-1)) }
 
+// active returns the lease of the id with that number if it waits or holds, or nil.
+func (a *agenda) active(number uint64) *Lease {
+	for _, leases := range []heapOfLeases{a.later.heapOfLeases, a.ready.heapOfLeases} {
+		for _, l := range leases {
+			if l.number == number && l.task != release && l.task != wake {
+				return l
+			}
+		}
+	}
+	return nil
+}
+
 func (a *agenda) heapOf(l *Lease) heap.Interface {
 	if l.ready {
 		return &a.ready

@@ -19,6 +19,7 @@ const (
 	renewHolder             // renew it: it holds
 	release                 // release it
 	wake                    // tell the owner when its time has come
+	expire                  // let it end: it holds, and is renewed no more
 )
 
 // A Renewer renews the leases of one node as they fall due, those that fall due together in one round trip, ends the
@@ -84,7 +85,7 @@ func (rn *Renewer) RenewNow(l *Lease) {
 // renewAt renews a lease at that instant, if it is not renewed earlier.
 func (rn *Renewer) renewAt(l *Lease, at clock.Instant) {
 	switch {
-	case l.place == 0 || l.task == wake:
+	case l.place == 0 || l.task == wake || l.task == expire:
 		return
 	case l.ready:
 		rn.leases.fix(l) // its time may end earlier now
@@ -116,7 +117,7 @@ func (rn *Renewer) Raise(l *Lease, token uint64) {
 	if l.place == 0 {
 		return // Renew will see it
 	}
-	l.end.Store(int64(min(l.Until(), clock.Now().Add(2*l.terms().Timeout))))
+	l.boundRaise()
 	rn.renewAt(l, clock.Now())
 }
 
@@ -136,6 +137,17 @@ func (rn *Renewer) Holds(l *Lease) {
 	}
 	l.task, l.pause = renewHolder, 0
 	l.due, l.exact = l.Until().Add(l.terms().Drift-l.terms().TTL/2), false
+	rn.push(l)
+}
+
+// Expire renews a lease no more. The owner is told when it has ended.
+func (rn *Renewer) Expire(l *Lease) {
+	rn.mu.Lock()
+	defer rn.mu.Unlock()
+	if l.place == 0 || l.task == release || l.task == wake {
+		return
+	}
+	l.task, l.due, l.exact = expire, clock.Never, true
 	rn.push(l)
 }
 
@@ -318,17 +330,44 @@ func (b *backlog) log() {
 			"for so many locks of so short a TTL (%v)", b.due, b.left.Round(time.Millisecond), r.Terms.TTL)))
 }
 
+// onRevoked ends the id of that number, if it waits or holds: a message says that it was revoked.
+func (rn *Renewer) onRevoked(number uint64) {
+	rn.mu.Lock()
+	defer rn.mu.Unlock()
+	if l := rn.leases.active(number); l != nil {
+		rn.leases.drop(l)
+		go l.owner.OnExpired(lockerr.ErrRevoked) // it calls foreign code
+	}
+}
+
+// keeps reports whether the id of that number waits or holds, as far as is known.
+func (rn *Renewer) keeps(number uint64) bool {
+	rn.mu.Lock()
+	defer rn.mu.Unlock()
+	return rn.leases.active(number) != nil
+}
+
 // call renews or releases leases.
 func (rn *Renewer) call(due []*Lease) {
 	start := clock.Now()
 	rn.mu.Lock()
 	calls, limit := callsFor(due)
+	longest := time.Duration(0)
+	for _, l := range due {
+		if l.task == renewHolder {
+			longest = max(longest, l.terms().TTL)
+		}
+	}
 	rn.mu.Unlock()
+	if longest > 0 { // who holds for that long can be told that it was revoked
+		rn.node.Mailbox.StayOpen(longest)
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(limit-start))
 	defer cancel()
 	rn.node.runAll(ctx, calls)
 
-	// A writer that turns out not to hold is renewed again with all keys, so that the script hands the lock on.
+	// A writer that turns out not to hold is renewed again with all keys, so that the script hands the lock on, and tells
+	// whether it was revoked.
 	var again []*call
 	for _, c := range calls {
 		if c.err == nil && c.reply.Status == script.Gone && c.command.HasOneKey() {
@@ -374,6 +413,9 @@ func callsFor(due []*Lease) (calls []*call, limit clock.Instant) {
 
 // OnDowngrade takes the answer to a renewal as a reader that the owner has sent at that instant.
 func (rn *Renewer) OnDowngrade(l *Lease, c script.Command, sent clock.Instant, r script.Reply, err error) error {
+	if rn.node.Mailbox.Hears() { // as it has since the first renewal; the next one is put off
+		rn.node.Mailbox.StayOpen(l.terms().TTL)
+	}
 	answered := &call{lease: l, command: c, reply: r, err: err}
 	rn.onAnswer(answered, sent)
 	return answered.err
@@ -403,6 +445,8 @@ func (rn *Renewer) update(c *call, sent clock.Instant) (tell func()) {
 		c.err = lockerr.Foreign(r.Data)
 	}
 	switch err := c.err; {
+	case err != nil && l.task == expire:
+		return nil
 	case err != nil:
 		l.due, l.exact = clock.Now().Add(l.retryAfter()), true
 		rn.push(l)
@@ -420,8 +464,11 @@ func (rn *Renewer) update(c *call, sent clock.Instant) (tell func()) {
 	case r.Status != script.Granted && r.Status != script.Waiting:
 		rn.leases.drop(l)
 		why := ErrGone
-		if r.Status == script.Foreign {
+		switch r.Status {
+		case script.Foreign:
 			why = lockerr.Foreign(r.Data)
+		case script.Tombstoned: // not by this process, which would not ask
+			why = lockerr.ErrRevoked
 		}
 		return func() { l.owner.OnExpired(why) }
 	}
@@ -432,6 +479,9 @@ func (rn *Renewer) update(c *call, sent clock.Instant) (tell func()) {
 	l.schedule(rn.node, sent, r)
 	if r.More {
 		l.due, l.exact = clock.Now(), true
+	}
+	if l.task == expire { // the call was under way
+		l.due, l.exact = clock.Never, true
 	}
 	rn.push(l)
 	return func() { l.owner.OnRenewed(sent, r) }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -20,6 +21,7 @@ import (
 	"github.com/redismutex/redismutex"
 	"github.com/redismutex/redismutex/internal/faultnet"
 	"github.com/redismutex/redismutex/internal/history"
+	engine "github.com/redismutex/redismutex/internal/node"
 	"github.com/redismutex/redismutex/internal/redistest"
 )
 
@@ -49,6 +51,7 @@ var (
 	keys = []string{"a", "a", "b", "c"}
 	// Most requests of a process share queues.
 	turns = []time.Duration{redismutex.DefaultTurn, redismutex.DefaultTurn, longestTurn, 0}
+	mosts = []time.Duration{300 * time.Millisecond, 3 * time.Second}
 )
 
 // An era is some minutes of simulated time, with servers and processes of its own.
@@ -73,6 +76,8 @@ type era struct {
 	attempts  []*attempt // in the order of the recorder's operations
 	waiters   map[string]map[*attempt]context.CancelFunc
 	registers map[string]*history.Register[int64]
+	account   *account // what a Trace has told
+	operators *operators
 	losses    []loss
 	wrong     []string
 }
@@ -92,7 +97,8 @@ func newEra(number, nodes int, sum *summary) *era {
 		waiters:   map[string]map[*attempt]context.CancelFunc{},
 		registers: map[string]*history.Register[int64]{},
 	}
-	e.random = e.draw(0)
+	e.random, e.account = e.draw(0), newAccount()
+	e.operators = &operators{mailboxes: map[string]*process{}, calls: map[string][]*revocation{}}
 	for _, key := range keys {
 		e.waiters[key], e.registers[key] = map[*attempt]context.CancelFunc{}, &history.Register[int64]{}
 	}
@@ -122,7 +128,7 @@ func (e *era) fail(format string, args ...any) {
 func (e *era) run(t *testing.T) {
 	// Every bubble begins in the year 2000, but the clock of the ranks belongs to this process: without this sleep it
 	// would stand still in all eras but the first.
-	time.Sleep(time.Duration(e.number) * eraLength)
+	redistest.Elapse(time.Duration(e.number) * eraLength)
 	e.start = time.Now()
 	e.stopping = make(chan struct{}) // made in the bubble, so that time passes while goroutines wait for it
 	e.recorder = history.New(e.clock, nil)
@@ -138,7 +144,7 @@ func (e *era) run(t *testing.T) {
 	if e.mood == chaos || e.mood == lossy {
 		e.havoc(t)
 	}
-	time.Sleep(activity - time.Since(e.start))
+	redistest.Elapse(activity - time.Since(e.start))
 	e.mu.Lock()
 	e.healing = true
 	e.mu.Unlock()
@@ -150,7 +156,7 @@ func (e *era) run(t *testing.T) {
 	e.served()
 	e.empty()
 	e.end()
-	time.Sleep(eraLength - time.Since(e.start))
+	redistest.Elapse(eraLength - time.Since(e.start))
 	e.summary.mu.Lock()
 	e.summary.time += time.Since(e.start)
 	e.summary.mu.Unlock()
@@ -173,17 +179,31 @@ func (e *era) served() {
 		}
 	}
 	e.mu.Unlock()
+	e.fail("node 1 has\n%s\nand the workers are at\n%s", e.nodes[0].mini.Dump(), stacks())
 	for _, a := range waiting {
-		e.fail("want every attempt ended soon after the last fault, %v, asked at %v, has not", a, time.Duration(a.asked))
+		e.fail("want every attempt ended soon after the last fault, %v, asked at %v, got at %v, has not", a, time.Duration(a.asked), time.Duration(a.got))
 	}
 	for _, p := range e.processes {
 		p.cancel()
 	}
 }
 
+// stacks returns where the workers are.
+func stacks() string {
+	all := make([]byte, 1<<22)
+	all = all[:runtime.Stack(all, true)]
+	var workers []string
+	for _, stack := range strings.Split(string(all), "\n\n") {
+		if strings.Contains(stack, "(*worker)") {
+			workers = append(workers, stack)
+		}
+	}
+	return strings.Join(workers, "\n\n")
+}
+
 // empty checks that nothing is left when the longest lease and the longest tombstone have ended.
 func (e *era) empty() {
-	time.Sleep(3*longest + mostBack)
+	redistest.Elapse(3*longest + mostBack)
 	for i, n := range e.nodes {
 		if left := n.keys(); len(left) > 0 {
 			e.fail("want nothing left on node %d but token counters, got %q", i+1, left)
@@ -204,7 +224,7 @@ func (e *era) end() {
 	for _, rc := range e.clients {
 		rc.Close()
 	}
-	time.Sleep(2 * longest)
+	redistest.Elapse(2 * longest)
 }
 
 // A node is a server.
@@ -322,11 +342,13 @@ type process struct {
 	nodes  []redis.Scripter
 	links  []*faultnet.Link
 	turn   time.Duration
+	most   time.Duration // for which some of its mutexes let a lock be held
+
+	engines []*engine.Node // kept, so that its clients keep their ids
 
 	alive sync.Mutex // guards the fields below, and recording: a dead process records nothing
 	dead  bool
 	held  map[*attempt]*redismutex.Lock
-	ids   string // the prefix of its ids on one node; "" until it has had a lock
 }
 
 // spawn starts a process.
@@ -339,6 +361,7 @@ func (e *era) spawn(t *testing.T) {
 	e.mu.Unlock()
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	p.turn = turns[random.IntN(len(turns))]
+	p.most = mosts[random.IntN(len(mosts))]
 	timeout := time.Duration(1+random.IntN(3)) * time.Second
 	retries := random.IntN(4) - 1
 	for i, n := range e.nodes {
@@ -350,9 +373,10 @@ func (e *era) spawn(t *testing.T) {
 			o.MaxRetries = retries
 		})
 		p.nodes = append(p.nodes, rc)
+		p.engines = append(p.engines, e.operators.meet(p, rc))
 	}
 	for i := range 4 {
-		w := &worker{process: p, name: fmt.Sprintf("%s.%d", p.name, i+1), random: e.draw(10*e.names + i + 1)}
+		w := &worker{process: p, name: fmt.Sprintf("%s.%d", p.name, i+1), random: e.draw(10*e.names + i + 1), seen: map[string][]string{}}
 		e.workers.Go(w.run)
 	}
 }
@@ -422,9 +446,6 @@ func (p *process) mutex(ttl time.Duration, more ...redismutex.MutexOption) *redi
 	return redismutex.NewRedlock(p.nodes, "sim", opts...)
 }
 
-// owns reports whether an id belongs to p.
-func (p *process) owns(id string) bool { return p.ids != "" && strings.HasPrefix(id, p.ids) }
-
 // lives calls f, which records something, unless p is dead.
 func (p *process) lives(f func()) bool {
 	p.alive.Lock()
@@ -474,5 +495,6 @@ func (p *process) heal(l *faultnet.Link) {
 
 // sentinel reports whether err is an error that the documentation names for a call that locks.
 func sentinel(err error, ctx context.Context) bool {
-	return errors.Is(err, redismutex.ErrRedis) || errors.Is(err, redismutex.ErrLock) || ctx.Err() != nil && errors.Is(err, ctx.Err())
+	return errors.Is(err, redismutex.ErrRedis) || errors.Is(err, redismutex.ErrLock) ||
+		errors.Is(err, redismutex.ErrRevoked) || ctx.Err() != nil && errors.Is(err, ctx.Err())
 }

@@ -27,7 +27,7 @@ end
 -- one: nobody else is granted meanwhile. The counter may have expired.
 local function writers_token(proposal)
 	if last_token == 0 or last_token and proposal and proposal > last_token then
-		return next_token(proposal)
+		return next_token(proposal or score and score % SPAN)
 	elseif proposal then
 		call('PEXPIRE', TOKEN, RETENTION)
 	end
@@ -48,11 +48,12 @@ local function holding(proposal)
 	return reply(GRANTED, token)
 end
 
--- standing returns the reply to a holder, a waiter, or neither.
+-- standing returns the reply to a holder, a waiter, or neither; of these, one with a tombstone was
+-- released by somebody else, or it would not ask.
 local function standing(proposal)
 	local index = call('ZRANK', INTENTS, KIND .. ID)
 	if index and lives(call('ZSCORE', LEASES, ID)) then
 		return reply(WAITING, in_front(index))
 	end
-	return holding(proposal) or reply(GONE)
+	return holding(proposal) or reply(lives(call('ZSCORE', LEASES, '-' .. ID)) and TOMBSTONED or GONE)
 end
