@@ -175,12 +175,13 @@ func (o *owner) dropping(c *core, cancel context.CancelCauseFunc) context.Cancel
 	}
 }
 
-// drop removes c from the locks of o.
+// drop removes c from the locks of o. It may be called again: o may have been forgotten then, and its name be that of another
+// one.
 func (o *owner) drop(c *core) {
 	owners.Lock()
 	defer owners.Unlock()
 	delete(o.locks, c)
-	if len(o.locks) == 0 {
+	if len(o.locks) == 0 && owners.m[o.name] == o {
 		delete(owners.m, o.name)
 	}
 }

@@ -652,6 +652,22 @@ func (w *world) nested0(m *RWMutex, write bool, opt ...LockOption) *Lock {
 	return l
 }
 
+// Another Unlock, which does no harm, does not take from the owner what it has locked since.
+func TestSecondUnlockForgetsNoLaterLockOfTheOwner(t *testing.T) {
+	inBubble(t, func(w *world) {
+		m, owner := NewMutex(w.client(nil), "x"), WithOwner("me")
+		for _, write := range []bool{true, false} {
+			first := w.nested(w.Context(), m, write, owner)
+			w.unlock(first)
+			second := w.nested(w.Context(), m, write, owner)
+			w.matches(first.UnlockContext(w.Context()), ErrUnlocked)
+			w.unlock(w.nested(w.Context(), m, write, owner, WithWait(time.Second))) // in the second
+			w.unlock(second)
+		}
+		w.noOwners()
+	})
+}
+
 // An owner's wait ends with its context and leaves nothing.
 func TestOwnersWaitEndsWithItsContext(t *testing.T) {
 	onOneAndFive(t, func(ns *nodes) {
