@@ -73,7 +73,7 @@ func TestContendedLockIsTwoCommands(t *testing.T) {
 // Renewals that are due together share a round trip. The loss of one lock does not affect the others.
 func TestRenewalsShareRoundTripsNotFates(t *testing.T) {
 	inBubble(t, func(w *world) {
-		const n = 2000
+		const n = 1000
 		rc, sent := w.client(w.link), &counter{} // an in-memory pipe alone buffers nothing
 		rc.AddHook(sent)
 		m := NewMutex(rc, "x")

@@ -198,7 +198,7 @@ func TestQuorumHandsOnInOrder(t *testing.T) {
 // Contenders that come at once, over links of different length, get a node each. The lowest rank then collects a
 // majority, and so on until all have had the lock. The log says how long that takes.
 func TestSplitVotesAreResolvedByRank(t *testing.T) {
-	const rounds = 6
+	const rounds = 3
 	for _, n := range []int{3, 5} {
 		for _, contenders := range []int{2, 4, 16} {
 			var first, each []time.Duration

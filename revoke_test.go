@@ -218,7 +218,7 @@ func TestRevokeOnSeveralNodesFindsAllIDs(t *testing.T) {
 func TestRevokeRacesWithEverything(t *testing.T) {
 	for _, turn := range []time.Duration{0, DefaultTurn} {
 		inBubble(t, func(w *world) {
-			const workers, rounds = 6, 60
+			const workers, rounds = 6, 25
 			random := rand.New(rand.NewPCG(1, 2))
 			var mu sync.Mutex
 			draw := func(n int) int {
