@@ -21,7 +21,7 @@ import (
 
 var (
 	seed  = flag.Uint64("sim.seed", 1, "seed of the eras")
-	hours = flag.Float64("sim.hours", 1, "how many hours to simulate")
+	hours = flag.Float64("sim.hours", 0.5, "how many hours to simulate")
 	only  = flag.Int("sim.era", -1, "simulate only the era of this number")
 )
 
