@@ -51,9 +51,9 @@ func NewMutex(rc redis.Scripter, name string, opt ...MutexOption) *RWMutex {
 // The nodes must be masters that are independent of each other, an odd number of them, usually 3 or 5: 4 nodes survive
 // the loss of no more nodes than 3 do. All processes must name the same nodes; the order does not matter.
 //
-// A node that is slow or out of reach is waited for no longer than a time-out (see [WithTimeoutFactor]), which starts
-// when the request is sent, or twice as long while it answers other calls. A node that has answered nothing for that long is down: it is not waited for at all, is tried
-// again in the background, and takes part when it is back.
+// A node that is slow or out of reach is waited for no longer than a time-out (see [WithTimeoutFactor]), which starts when the
+// request is sent, or twice as long while it answers other calls. A node that has answered nothing for that long is down: it is
+// not waited for at all, is tried again in the background, and takes part when it is back.
 //
 // An error tells how many nodes granted the lock, and why the others did not. The error of the first attempt is returned
 // at once only if a majority fails.

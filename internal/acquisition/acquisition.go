@@ -84,8 +84,9 @@ type Origin struct {
 
 // nodes is what one node and several do differently. Where nothing else is said, the mutex of the acquisition is held.
 type nodes interface {
-	// acquire asks the nodes for the lock and waits, as described for Acquire. Release releases it on each, behind the
-	// acquire of next unless that is nil, and collect waits for the votes of the parts in open and adds them to t, each until ctx ends. They are called without the mutex.
+	// acquire asks the nodes for the lock and waits, as described for Acquire. Release releases it on each, behind the acquire
+	// of next unless that is nil, and collect waits for the votes of the parts in open and adds them to t, each until ctx ends.
+	// They are called without the mutex.
 	acquire(ctx context.Context) error
 	release(ctx context.Context, next *Acquisition) tally
 	collect(ctx context.Context, t *tally, open map[*part]bool, votes <-chan vote)
