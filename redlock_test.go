@@ -278,6 +278,7 @@ func TestMinorityThatFailsCostsOneTimeout(t *testing.T) {
 					if err != nil {
 						ns.Fatal(err)
 					}
+					synctest.Wait() // a node that has not been asked before the unlock is not asked, and not known to be down
 					ns.unlock(l)
 					switch took := time.Since(start); {
 					case i == 0 && took > timeout:
