@@ -153,16 +153,16 @@ func (b *bench) measure(match *regexp.Regexp, results *Results, stderr io.Writer
 	}
 	var selected []workload
 	var total time.Duration
-	known := map[string]bool{}
-	for _, w := range b.workloads() {
-		known[w.name] = true
+	all := b.workloads()
+	for _, w := range all {
 		if match.MatchString(w.name) {
 			selected = append(selected, w)
 			total += w.turn * time.Duration(len(w.libraries)*b.roundsOf(w))
 		}
 	}
-	// Results of an earlier program, of a workload that is no more, would stand beside the new ones.
-	maps.DeleteFunc(results.Workloads, func(name string, _ map[string]*Rounds) bool { return !known[name] })
+	if len(selected) == len(all) {
+		clear(results.Workloads) // also of workloads that an earlier program had
+	}
 	b.bar = progressbar.NewOptions64(total.Milliseconds(), progressbar.OptionSetWriter(stderr), progressbar.OptionSetWidth(20),
 		progressbar.OptionSetPredictTime(true), progressbar.OptionSetElapsedTime(true), progressbar.OptionThrottle(100*time.Millisecond),
 		progressbar.OptionOnCompletion(func() { fmt.Fprintln(stderr) }))
