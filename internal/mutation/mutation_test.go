@@ -180,7 +180,7 @@ var mutants = []mutant{
 	{"a queue is not forgotten", "internal/localqueue/queue.go", "	if q.requests == 0 {\n", "	if false {\n", scenario("TestQueuesComeAndGo")},
 
 	// The seams between the packages.
-	{"an answer that arrives for a part that was replaced counts", "internal/acquisition/part.go", "return p.acq.parts[p.index()] == p && (", "return (", sim},
+	{"an answer that arrives for a part that was replaced counts", "internal/acquisition/part.go", "return p.acq.parts[p.index()] == p && (", "return (", scenario("TestForeignCodeMayCallTheLibrary")},
 	{"a renewal that is answered \"gone\" is not reported", "internal/node/renewer.go", "return func() { l.owner.OnExpired(why) }", "return func() { _ = why }", sim},
 	{"a renewal that is answered is not reported", "internal/node/renewer.go", "return func() { l.owner.OnRenewed(sent, r) }", "return nil", sim},
 	{"a loss does not end the locks", "internal/acquisition/acquisition.go", "		n.acquisition.users.end(n.err)\n", "", sim},
