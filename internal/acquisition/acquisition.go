@@ -50,7 +50,7 @@ import (
 type Acquisition struct {
 	Config *Config
 	Keys   *script.Keys
-	Since  int64 // set before Init if it has waited in this process: with one node an instant, with several its rank
+	asked  clock.Instant // since when it has waited in this process, with one node; 0: it has not
 
 	token uint64       // set before it is held, and not changed afterwards
 	until atomic.Int64 // when trust in it ends
@@ -75,6 +75,13 @@ type Acquisition struct {
 	array [1]*part
 }
 
+// An Origin is when a request was made that has waited in its process before it asks the nodes, and the rank that it was given
+// then, if the nodes are several. The zero Origin is that of a request which has not waited.
+type Origin struct {
+	Asked clock.Instant
+	Rank  int64
+}
+
 // nodes is what one node and several do differently. Where nothing else is said, the mutex of the acquisition is held.
 type nodes interface {
 	// acquire asks the nodes for the lock and waits, as described for Acquire. Release releases it on each, behind the
@@ -92,10 +99,10 @@ type nodes interface {
 	// for p that was sent at that instant. Rank is the highest one in the node's queue, or 0.
 	onAsk(p *part)
 	onAnswer(p *part, sent clock.Instant, rank int64, err error)
-	// onGranted notes that the node has granted p, and onAcquired that it has done so in reply to an acquire. Sent is when
-	// that acquire was sent; of a grant by message or by renewal, it is now.
+	// onGranted notes that the node has granted p, and onAcquired that it has granted p, or put p into the queue, in reply
+	// to an acquire. Sent is when that acquire was sent; of a grant by message or by renewal, it is now.
 	onGranted(p *part, sent clock.Instant)
-	onAcquired(sent clock.Instant)
+	onAcquired(p *part, sent clock.Instant)
 	// onLate releases p, whose acquire was answered when the lock was not wanted any more.
 	onLate(p *part, r script.Reply, err error)
 	// onTimeout does what p has asked its renewer to wake it for. It takes the mutex.
@@ -131,12 +138,13 @@ const (
 var ErrRetry = errors.New("acquire again")
 
 // Init makes a a request that has not been sent.
-func (a *Acquisition) Init(c *Config, keys *script.Keys, write, try bool) {
+func (a *Acquisition) Init(c *Config, keys *script.Keys, write, try bool, origin Origin) {
 	a.Config, a.Keys, a.write, a.wrote, a.try = c, keys, write, write, try
 	if len(c.Nodes) > 1 {
-		a.nodes = newSeveralNodes(a)
+		a.nodes = newSeveralNodes(a, origin)
 		return
 	}
+	a.asked = origin.Asked
 	a.array[0] = a.only.init(a, 0)
 	a.parts, a.nodes = a.array[:], (*oneNode)(a)
 }
@@ -144,10 +152,10 @@ func (a *Acquisition) Init(c *Config, keys *script.Keys, write, try bool) {
 // age returns for how long a has been asked for. Its place in the queue of one node is that of a request made so long ago;
 // with several nodes its score says that.
 func (a *Acquisition) age() time.Duration {
-	if a.Since == 0 {
+	if a.asked == 0 {
 		return 0
 	}
-	return time.Duration(clock.Now()) - time.Duration(a.Since)
+	return time.Duration(clock.Now() - a.asked)
 }
 
 // ID returns the id under which the first node knew it, or was asked for it, when it was granted.

@@ -19,8 +19,8 @@ func requestSince(t *testing.T, c *Config, name string, since clock.Instant) *Ac
 	if err != nil {
 		t.Fatal(err)
 	}
-	a := &Acquisition{Since: int64(since)}
-	a.Init(c, keys, true, false)
+	a := &Acquisition{}
+	a.Init(c, keys, true, false, Origin{Asked: since})
 	return a
 }
 
@@ -72,8 +72,8 @@ func TestRankOverSeveralNodesIsThatOfTheRequest(t *testing.T) {
 			rank int64
 			want string
 		}{{0, "5000000"}, {0, "5000001"}, {4_000_002, "4000002"}, {0, "5000002"}} {
-			a := &Acquisition{Since: of.rank}
-			a.Init(c, keys, true, false)
+			a := &Acquisition{}
+			a.Init(c, keys, true, false, Origin{Rank: of.rank})
 			if got := a.nodes.score(); got != of.want {
 				t.Errorf("score %v, want %s", got, of.want)
 			}

@@ -38,7 +38,7 @@ func request(t *testing.T, c *Config, name string) *Acquisition {
 		t.Fatal(err)
 	}
 	a := &Acquisition{}
-	a.Init(c, keys, true, false)
+	a.Init(c, keys, true, false, Origin{})
 	return a
 }
 

@@ -26,7 +26,7 @@ func Strict(c *acquisition.Config, keys *script.Keys, write, try bool) *Grant {
 		turn
 	})
 	both.Grant = Grant{turn: &both.turn, wrote: write}
-	both.acq.Init(c, keys, write, try)
+	both.acq.Init(c, keys, write, try, acquisition.Origin{})
 	return &both.Grant
 }
 
@@ -43,7 +43,7 @@ func Acquire(ctx context.Context, c *acquisition.Config, keys *script.Keys, writ
 	q, g, spare := enter(c, keys)
 	w := &waiter{config: c, keys: keys, user: u, grant: g, spare: spare, write: write}
 	if c.Ranks != nil {
-		w.since = c.Ranks.Next()
+		w.origin = acquisition.Origin{Asked: clock.Now(), Rank: c.Ranks.Next()}
 	}
 	granted := false
 	defer func() {

@@ -22,7 +22,7 @@ type waiter struct {
 	user   User
 	grant  *Grant
 	spare  *turn // memory for the acquisition that it may need
-	since  int64 // when it was asked for, as acquisition.Acquisition.Since; 0: a moment ago
+	origin acquisition.Origin
 	write  bool
 
 	over       bool

@@ -72,8 +72,8 @@ func (q *queue) acquire(ctx context.Context, w *waiter) error {
 	q.mu.Lock()
 	q.line(w).push(w)
 	mine := q.update()
-	if w.since == 0 {
-		w.since = int64(clock.Now())
+	if w.origin.Asked == 0 {
+		w.origin.Asked = clock.Now()
 	}
 	if q.head() != w || q.mayBeOvertaken(w) {
 		q.goOn(mine)

@@ -26,8 +26,7 @@ type turn struct {
 
 func (t *turn) init(q *queue, w *waiter, try bool) {
 	t.queue, t.write = q, w.write
-	t.acq.Since = w.since
-	t.acq.Init(w.config, w.keys, w.write, try)
+	t.acq.Init(w.config, w.keys, w.write, try, w.origin)
 }
 
 // serves reports whether w may be granted a lock under t: t is trusted, strong enough, in its turn, and has no users that
