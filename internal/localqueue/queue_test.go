@@ -144,7 +144,7 @@ type nosyUser struct {
 func (n *nosyUser) Granted(g *Grant) { n.look(g); n.caller.Granted(g) }
 
 // passOn has holder, a writer, unlock within the turn while next waits for the lock. It returns what becomes of both.
-func passOn(t *testing.T, holder *caller, next *nosyUser) (unlocked error, served chan error) {
+func passOn(t *testing.T, holder *caller, next *nosyUser) (served chan error, unlocked error) {
 	_, rc := redistest.Mini(t)
 	c := newConfig(firstCome, rc)
 	keys, _ := script.NewKeys("x")
@@ -154,7 +154,7 @@ func passOn(t *testing.T, holder *caller, next *nosyUser) (unlocked error, serve
 	}
 	go func() { served <- Acquire(t.Context(), c, keys, true, false, next) }()
 	synctest.Wait()
-	return holder.grant.Unlock(context.Background(), holder), served
+	return served, holder.grant.Unlock(context.Background(), holder)
 }
 
 // T3: a writer has left the acquisition before the next one is granted it. So the next one is the only writer, and may
@@ -166,7 +166,7 @@ func TestHolderHasLeftBeforeTheNextIsGranted(t *testing.T) {
 		var left error
 		holder, next := &caller{}, &nosyUser{}
 		next.look = func(g *Grant) { left = g.turn.acq.Usable(holder) }
-		err, served := passOn(t, holder, next)
+		served, err := passOn(t, holder, next)
 		if err := errors.Join(err, <-served); err != nil {
 			t.Fatal(err)
 		}
@@ -198,7 +198,7 @@ func TestLossDuringAnUnlockIsNotTheEndOfTheQueue(t *testing.T) {
 				runtime.Gosched()
 			}
 		}
-		err, served := passOn(t, &caller{}, next)
+		served, err := passOn(t, &caller{}, next)
 		if !errors.Is(err, lockerr.ErrLockLost) {
 			t.Errorf("the unlock returns %v, want it lost", err)
 		}

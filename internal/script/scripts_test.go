@@ -1279,7 +1279,7 @@ func TestTokensRiseOverAFailover(t *testing.T) {
 	}
 	grant(master)
 	host, port, _ := strings.Cut(servers[0].Addr(), ":")
-	if err := replica.rc.SlaveOf(ctx, host, port).Err(); err != nil {
+	if err := replica.rc.ReplicaOf(ctx, host, port).Err(); err != nil {
 		t.Fatal(err)
 	}
 	known := int64(0)
@@ -1287,7 +1287,7 @@ func TestTokensRiseOverAFailover(t *testing.T) {
 		known = grant(master)
 		return master.rc.Wait(ctx, 1, time.Second).Val() == 1 && replica.counter() == known
 	})
-	if err := replica.rc.SlaveOf(ctx, "NO", "ONE").Err(); err != nil {
+	if err := replica.rc.ReplicaOf(ctx, "NO", "ONE").Err(); err != nil {
 		t.Fatal(err)
 	}
 	lost := known

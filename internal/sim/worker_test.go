@@ -385,7 +385,7 @@ func (w *worker) nest(a *attempt, l *redismutex.Lock, write bool) {
 	began := time.Now()
 	again, err := inner.lock(w.mutex(ttls[0]), ctx)
 	took := time.Since(began)
-	time.Sleep(1) // a loss may just be about to be told
+	time.Sleep(time.Nanosecond) // a loss may just be about to be told
 	ended := l.Err() != nil || w.ctx.Err() != nil
 	if err == nil && again.ID() != l.ID() { // a lock of its own, since the owner's was lost
 		if !ended {
