@@ -135,6 +135,7 @@ func (l *Lock) UnlockContext(ctx context.Context) error {
 	if ctx == nil {
 		return fmt.Errorf("%w: nil context", ErrInvalid)
 	}
+	_ = ctx.Err() // a context that panics, as one that embeds nil, does so before anything has changed
 	if err := l.usable(); err != nil {
 		return err
 	}

@@ -931,6 +931,29 @@ func (w *world) panics(what string, f func()) {
 	f()
 }
 
+// A brokenContext panics when it is used, as a type does that embeds a nil context.
+type brokenContext struct{ context.Context }
+
+// An unlock whose context panics, on the goroutine of a caller that recovers, changes nothing: the lock can be unlocked
+// with another one.
+func TestUnlockWithABrokenContextChangesNothing(t *testing.T) {
+	for _, turn := range []time.Duration{DefaultTurn, 0} {
+		inBubble(t, func(w *world) {
+			m := NewMutex(w.client(nil), "x", WithTurn(turn))
+			l := w.lock(m, true)
+			next := w.later(m, true)
+			time.Sleep(2 * DefaultTurn)
+			w.panics("an unlock", func() { _ = l.UnlockContext(brokenContext{}) })
+			w.pending(next)
+			if l.Err() != nil {
+				t.Errorf("the lock has ended: %v", context.Cause(l))
+			}
+			w.unlock(l)
+			w.unlock(w.within(DefaultTTL, next))
+		})
+	}
+}
+
 // A hook that panics on the goroutine of a caller, which recovers, as a server does, stops nobody else: not when it acquires
 // as the head of the queue, when it tries, or when it unlocks and the next one's acquire goes in front.
 func TestQueueGoesOnAfterAPanic(t *testing.T) {
