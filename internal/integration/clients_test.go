@@ -33,8 +33,8 @@ func TestRingWorksByLooking(t *testing.T) {
 	}
 	for i := range 8 {
 		name := fmt.Sprint("k", i)
-		a := redismutex.NewMutex(first, name, redismutex.WithTTL(long))
-		b := redismutex.NewMutex(second, name, redismutex.WithTTL(long))
+		a := redismutex.NewMutex(first, name, redismutex.WithTTL(long), inRedis)
+		b := redismutex.NewMutex(second, name, redismutex.WithTTL(long), inRedis)
 		holder := lock(t, a.LockContext)
 		if _, err := b.TryLockContext(t.Context()); !errors.Is(err, redismutex.ErrLock) {
 			t.Errorf("want an error that matches %q, got %v", redismutex.ErrLock, err)
@@ -79,12 +79,15 @@ func TestAutoPipelinerLocks(t *testing.T) {
 			mutexes := []*redismutex.RWMutex{
 				s.mutexOf(first, redismutex.WithTTL(long)), s.mutexOf(second, redismutex.WithTTL(long)),
 			}
+			strict := []*redismutex.RWMutex{
+				s.mutexOf(first, redismutex.WithTTL(long), inRedis), s.mutexOf(second, redismutex.WithTTL(long), inRedis),
+			}
 			for i := range 4 {
-				holder := s.lock(mutexes[i%2].LockContext)
-				if _, err := mutexes[i/2].TryRLockContext(s.Context()); !errors.Is(err, redismutex.ErrLock) {
+				holder := s.lock(strict[i%2].LockContext)
+				if _, err := strict[i/2].TryRLockContext(s.Context()); !errors.Is(err, redismutex.ErrLock) {
 					t.Errorf("want an error that matches %q, got %v", redismutex.ErrLock, err)
 				}
-				waiter := later(acquire(mutexes[i/2], i%2 == 0))
+				waiter := later(acquire(strict[i/2], i%2 == 0))
 				s.waiting(1)
 				s.unlock(holder)
 				s.unlock(s.soon(waiter))

@@ -32,7 +32,7 @@ func TestClusterKeepsEveryCallInOneSlot(t *testing.T) {
 					opt = append(opt, redismutex.WithKey(sub))
 				}
 				in := func(rc redis.Scripter, write, try bool) call {
-					m := redismutex.NewMutex(rc, name, redismutex.WithTTL(long))
+					m := redismutex.NewMutex(rc, name, redismutex.WithTTL(long), inRedis)
 					call := map[[2]bool]call{
 						{true, true}: m.TryLockContext, {true, false}: m.LockContext,
 						{false, true}: m.TryRLockContext, {false, false}: m.RLockContext,

@@ -124,10 +124,10 @@ func TestForeignHolderEndsEveryWait(t *testing.T) {
 	s := open(t)
 	const ttl = 2 * time.Second // a waiter learns of it at its next renewal, and 101 are renewed
 	holder := s.lock(s.mutex(nil, redismutex.WithTTL(ttl)).LockContext)
-	mutex := s.mutex(nil, redismutex.WithTTL(ttl))
+	mutex := s.mutex(nil, redismutex.WithTTL(ttl), inRedis)
 	rc, sent := s.client(nil), &redistest.Counter{}
 	rc.AddHook(sent)
-	another := s.mutexOf(rc, redismutex.WithTTL(long))
+	another := s.mutexOf(rc, redismutex.WithTTL(long), inRedis)
 	waiters := []<-chan outcome{later(another.LockContext)} // so that its process subscribes
 	for i := range 100 {
 		waiters = append(waiters, later(acquire(mutex, i%2 == 0)))

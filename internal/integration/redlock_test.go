@@ -148,7 +148,7 @@ func TestMajorityLossEndsEveryLock(t *testing.T) {
 			var holders []*redismutex.Lock
 			var mutexes []*redismutex.RWMutex
 			for range processes / 2 {
-				mutex := m.mutex()
+				mutex := m.mutex(inRedis)
 				mutexes = append(mutexes, mutex)
 				holders = append(holders, lock(t, insist(mutex.RLockContext)))
 			}
@@ -205,7 +205,7 @@ func TestMajorityLossEndsEveryLock(t *testing.T) {
 			// One process knows that the nodes are down, the other does not.
 			var callers sync.WaitGroup
 			start := time.Now()
-			for who, mutex := range map[string]*redismutex.RWMutex{"a known process": mutexes[0], "a new process": m.mutexOf(m.Process())} {
+			for who, mutex := range map[string]*redismutex.RWMutex{"a known process": mutexes[0], "a new process": m.mutexOf(m.Process(), inRedis)} {
 				for name, call := range calls(mutex) {
 					callers.Go(func() {
 						_, err := call(t.Context())

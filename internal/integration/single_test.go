@@ -563,7 +563,7 @@ func TestWaitersGoOnAfterAnEmptyRestart(t *testing.T) {
 	s := open(t)
 	s.lock(s.mutex(nil, redismutex.WithTTL(long)).LockContext)
 	var waiters []<-chan outcome
-	shared := s.mutex(nil, redismutex.WithTTL(2*time.Second))
+	shared := s.mutex(nil, redismutex.WithTTL(2*time.Second), inRedis)
 	for i := range 6 {
 		mutex := shared
 		if i%2 == 0 {
@@ -621,7 +621,7 @@ func TestLostSubscriptionCostsHalfATTLAtMost(t *testing.T) {
 			holder := s.lock(s.mutex(nil, redismutex.WithTTL(long)).LockContext)
 			var waiters []<-chan outcome
 			for i := range 3 {
-				waiters = append(waiters, later(redismutex.NewMutex(split, key, redismutex.WithTTL(c.ttl)).RLockContext))
+				waiters = append(waiters, later(redismutex.NewMutex(split, key, redismutex.WithTTL(c.ttl), inRedis).RLockContext))
 				s.waiting(i + 1)
 			}
 			c.fail(s, messages)
@@ -699,7 +699,7 @@ func TestPublishRefusedByACL(t *testing.T) {
 				logs = append(logs, log)
 				mutexes = append(mutexes, s.mutexOf(s.client(nil, func(o *redis.Options) {
 					o.Username, o.Password = "app", "secret"
-				}), redismutex.WithTTL(ttl), redismutex.WithLogger(log.Logger())))
+				}), redismutex.WithTTL(ttl), inRedis, redismutex.WithLogger(log.Logger())))
 			}
 			for i := range 6 { // each hands on to itself and to the other
 				holder := s.lock(mutexes[i%2].LockContext)
@@ -875,8 +875,8 @@ func TestOddNamesWork(t *testing.T) {
 				in := func(a call) call {
 					return func(ctx context.Context, _ ...redismutex.LockOption) (*redismutex.Lock, error) { return a(ctx, opt...) }
 				}
-				a := redismutex.NewMutex(first, name, redismutex.WithTTL(long))
-				b := redismutex.NewMutex(second, name, redismutex.WithTTL(long))
+				a := redismutex.NewMutex(first, name, redismutex.WithTTL(long), inRedis)
+				b := redismutex.NewMutex(second, name, redismutex.WithTTL(long), inRedis)
 				s := &single{t, s.server, s.rc}
 				holder := s.lock(in(a.LockContext))
 				if holder.Key() != want || s.rc.Get(s.Context(), want).Val() != holder.ID() {
@@ -915,7 +915,7 @@ func TestTwoHundredMutexesShareOneConnection(t *testing.T) {
 	var holders []*redismutex.Lock
 	var waiters []<-chan outcome
 	for i := range mutexes {
-		mutex := redismutex.NewMutex(rc, fmt.Sprint("m", i), redismutex.WithTTL(long))
+		mutex := redismutex.NewMutex(rc, fmt.Sprint("m", i), redismutex.WithTTL(long), inRedis)
 		holders = append(holders, s.lock(mutex.LockContext))
 		waiters = append(waiters, later(mutex.LockContext))
 	}

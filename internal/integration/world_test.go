@@ -45,6 +45,9 @@ const (
 	short = 500 * time.Millisecond
 )
 
+// inRedis is the option of tests that look at the queue in Redis: every request stands there by itself.
+var inRedis = redismutex.WithTurn(0)
+
 // key is the lock of most tests; the others are its keys.
 const (
 	key     = "lock"
