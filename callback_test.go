@@ -56,11 +56,11 @@ func (ns *nodes) cutOff() {
 	for _, l := range ns.links {
 		l.Cut()
 	}
-	time.Sleep(2 * DefaultTTL)
+	redistest.Elapse(2 * DefaultTTL)
 	for _, l := range ns.links {
 		l.Refuse(false)
 	}
-	time.Sleep(2 * time.Second) // go-redis dials again
+	redistest.Elapse(2 * time.Second) // go-redis dials again
 }
 
 // The context of a nested lock may have the outer lock further up, but not as its parent: the loss calls its methods.
@@ -145,7 +145,7 @@ func TestLockMayExpireWhileItIsNestedIn(t *testing.T) {
 				ns.Error(err)
 			}
 			ns.lost(outer)
-			time.Sleep(DefaultTTL)
+			redistest.Elapse(DefaultTTL)
 		}
 	})
 }
@@ -361,7 +361,7 @@ func TestErrorsOfTheClientMayCallTheLibrary(t *testing.T) {
 				link.Refuse(true)
 				link.Cut()
 			}
-			time.Sleep(DefaultTTL / 40)
+			redistest.Elapse(DefaultTTL / 40)
 		}
 		ns.lost(l)
 		foreign.mu.Lock()
@@ -465,11 +465,11 @@ func TestForeignCodeMayCallTheLibrary(t *testing.T) {
 					func(*Lock) {
 						// Not at the instant of any call: a lock that is lost and acquired again at one
 						// instant of virtual time is not seen to be lost.
-						time.Sleep(DefaultTTL / 8)
+						redistest.Elapse(DefaultTTL / 8)
 						for _, m := range ns.minis {
 							m.FlushAll()
 						}
-						time.Sleep(DefaultTTL)
+						redistest.Elapse(DefaultTTL)
 					},
 				} {
 					foreign.refill()
@@ -504,7 +504,7 @@ func TestForeignCodeMayCallTheLibrary(t *testing.T) {
 						ns.Error("locked in a context that has ended")
 					}
 					lock.Store(nil)
-					time.Sleep(2 * DefaultTTL)
+					redistest.Elapse(2 * DefaultTTL)
 					l = ask(inBackground)
 					lock.Store(l)
 					ns.unlock(l)
@@ -513,7 +513,7 @@ func TestForeignCodeMayCallTheLibrary(t *testing.T) {
 					}
 					lock.Store(nil)
 				}
-				time.Sleep(2 * DefaultTTL)
+				redistest.Elapse(2 * DefaultTTL)
 				ns.noOwners()
 				everything.mu.Lock()
 				defer everything.mu.Unlock()

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redismutex/redismutex/internal/redistest"
 )
 
 func TestUncontendedLockIsTwoCommands(t *testing.T) {
@@ -29,7 +30,7 @@ func TestUncontendedLockIsTwoCommands(t *testing.T) {
 			if n, _ := sent.reset(); n != 20 {
 				t.Errorf("%d commands for 10 locks, want 20", n)
 			}
-			time.Sleep(time.Minute)
+			redistest.Elapse(time.Minute)
 			if n, _ := sent.reset(); n != 0 {
 				t.Errorf("%d commands in the minute after the last unlock, want none", n)
 			}
@@ -86,14 +87,14 @@ func TestRenewalsShareRoundTripsNotFates(t *testing.T) {
 		}
 		synctest.Wait()
 		sent.reset()
-		time.Sleep(3 * DefaultTTL)
+		redistest.Elapse(3 * DefaultTTL)
 		commands, trips := sent.reset()
 		if commands < 3*n || commands > 7*n || trips > commands/100 {
 			t.Errorf("%d renewals of %d locks in %d round trips, want 3 to 7 of each and at most one round trip for 100",
 				commands, n, trips)
 		}
 		w.Redis.Del("x:7")
-		time.Sleep(DefaultTTL)
+		redistest.Elapse(DefaultTTL)
 		for i, l := range locks {
 			if (l.Err() != nil) != (i == 7) {
 				t.Fatalf("lock %d, of which only 7 was lost: %v", i, context.Cause(l))

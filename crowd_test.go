@@ -243,10 +243,10 @@ func TestManyWaitersAreServedSoonAfterAnEmptyRestart(t *testing.T) {
 					w.unlock(l)
 				})
 			}
-			time.Sleep(time.Second)
+			redistest.Elapse(time.Second)
 			w.link.Refuse(true)
 			w.link.Cut()
-			time.Sleep(6 * time.Second)
+			redistest.Elapse(6 * time.Second)
 			w.Redis.FlushAll()
 			w.link.Refuse(false)
 			sent.reset()
@@ -255,7 +255,7 @@ func TestManyWaitersAreServedSoonAfterAnEmptyRestart(t *testing.T) {
 			if took := time.Since(back); took > 5*time.Second {
 				t.Errorf("%d keys: the last was granted after %v", keys, took)
 			}
-			time.Sleep(time.Minute)
+			redistest.Elapse(time.Minute)
 			// An acquire and a release of the new id, a release of the old one, and what was tried meanwhile.
 			if n, _ := sent.reset(); n > 6*many {
 				t.Errorf("%d keys: %d commands for %d waiters", keys, n, many)
@@ -295,7 +295,7 @@ func TestWaitersGetErrNotLockForForeignData(t *testing.T) {
 			if took := time.Since(start); took > DefaultTTL {
 				t.Errorf("%d nodes: the last got its error after %v", n, took)
 			}
-			time.Sleep(time.Minute)
+			redistest.Elapse(time.Minute)
 			for _, mini := range ns.minis {
 				if data, err := mini.Get("x"); data != "data" || err != nil {
 					t.Errorf("%d nodes: the data is now %q, %v", n, data, err)

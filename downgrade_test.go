@@ -14,6 +14,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redismutex/redismutex/internal/faultnet"
+	"github.com/redismutex/redismutex/internal/redistest"
 	"github.com/redismutex/redismutex/internal/script"
 )
 
@@ -37,12 +38,12 @@ func TestDowngradeAdmitsReadersAndNoWriter(t *testing.T) {
 		var readers []<-chan *Lock
 		for range 3 {
 			readers = append(readers, ns.later(ns.mutex(), false))
-			time.Sleep(10 * time.Millisecond)
+			redistest.Elapse(10 * time.Millisecond)
 		}
 		writer := ns.later(ns.mutex(), true)
-		time.Sleep(10 * time.Millisecond)
+		redistest.Elapse(10 * time.Millisecond)
 		last := ns.later(ns.mutex(), false)
-		time.Sleep(10 * time.Millisecond)
+		redistest.Elapse(10 * time.Millisecond)
 		sent.reset()
 		start := time.Now()
 		ns.downgrade(l)
@@ -61,7 +62,7 @@ func TestDowngradeAdmitsReadersAndNoWriter(t *testing.T) {
 			ns.Errorf("%v, token %d was %d", l.Err(), l.Token(), token)
 		}
 		for range 100 { // it renews itself
-			time.Sleep(DefaultTTL / 2)
+			redistest.Elapse(DefaultTTL / 2)
 			if l.Err() != nil || time.Until(l.Until()) < DefaultTTL/4 {
 				ns.Fatal(l.Err(), l.Until())
 			}
@@ -130,14 +131,14 @@ func TestDowngradeIsForOneWriter(t *testing.T) {
 		ns.unlock(writes)
 
 		l = ns.lock(m, true)
-		time.Sleep(time.Millisecond) // all nodes have granted it, and before they forget it
+		redistest.Elapse(time.Millisecond) // all nodes have granted it, and before they forget it
 		for _, m := range ns.minis {
 			m.FlushAll()
 		}
 		err := l.Downgrade(ctx)
 		ns.matches(err, ErrLockLost)
 		ns.matches(l.Downgrade(ctx), ErrLockLost)
-		time.Sleep(time.Minute)
+		redistest.Elapse(time.Minute)
 	})
 }
 
@@ -183,7 +184,7 @@ func TestDowngradeOutlivesItsReply(t *testing.T) {
 			ns.unlock(r)
 			ns.downgrade(l)
 			ns.unlock(l)
-			time.Sleep(time.Second)
+			redistest.Elapse(time.Second)
 			ns.empty()
 		})
 	}
@@ -229,7 +230,7 @@ func TestUnlockAfterALostDowngrade(t *testing.T) {
 				heal(link)
 			}
 			l.Unlock()
-			time.Sleep(time.Minute)
+			redistest.Elapse(time.Minute)
 			ns.empty()
 		})
 	}
@@ -251,7 +252,7 @@ func TestDowngradeAcquiresTheOtherNodesForReading(t *testing.T) {
 			ns.Fatalf("held on %d nodes, waited for on %d", held, waiting)
 		}
 		ns.downgrade(l)
-		time.Sleep(time.Second)
+		redistest.Elapse(time.Second)
 		for i, mini := range ns.minis {
 			if i >= 3 {
 				members, err := mini.ZMembers("{x}:lock-intent")
@@ -265,13 +266,13 @@ func TestDowngradeAcquiresTheOtherNodesForReading(t *testing.T) {
 		for _, l := range minor {
 			ns.unlock(l)
 		}
-		time.Sleep(time.Minute)
+		redistest.Elapse(time.Minute)
 		// So it outlives the loss of the others, and a node that forgets it is
 		// acquired for reading too.
 		ns.minis[0].FlushAll()
-		time.Sleep(time.Minute)
+		redistest.Elapse(time.Minute)
 		ns.minis[1].FlushAll()
-		time.Sleep(time.Minute)
+		redistest.Elapse(time.Minute)
 		for i, mini := range ns.minis {
 			if members, err := mini.Members("x"); err != nil || len(members) != 1 {
 				ns.Errorf("node %d: %q, %v", i+1, members, err)
@@ -281,7 +282,7 @@ func TestDowngradeAcquiresTheOtherNodesForReading(t *testing.T) {
 			ns.Error(context.Cause(l))
 		}
 		ns.unlock(l)
-		time.Sleep(time.Second)
+		redistest.Elapse(time.Second)
 		for i, mini := range ns.minis {
 			if mini.Exists("x") || mini.Exists("{x}:lock-intent") {
 				ns.Errorf("node %d: it is not free", i+1)
@@ -312,14 +313,14 @@ func TestDowngradeNeedsAMajority(t *testing.T) {
 				heal(link)
 				link.Cut()
 			}
-			time.Sleep(20 * time.Second)
+			redistest.Elapse(20 * time.Second)
 			for i, mini := range ns.minis {
 				if mini.Type("x") != "set" {
 					ns.Errorf("%d down: node %d: no reader", down, i+1)
 				}
 			}
 			ns.unlock(l)
-			time.Sleep(3 * time.Minute) // as long as a tombstone stays
+			redistest.Elapse(3 * time.Minute) // as long as a tombstone stays
 			ns.empty()
 		}
 	})
@@ -342,15 +343,15 @@ func TestDowngradeCountsNodesAcquiredAgain(t *testing.T) {
 		down(2, 5)
 		for range 2 {
 			ns.matches(l.Downgrade(ns.Context()), ErrRedis)
-			time.Sleep(time.Second) // the two are acquired again
+			redistest.Elapse(time.Second) // the two are acquired again
 		}
 		heal(ns.links[4])
 		ns.downgrade(l)
 		heal(ns.links[3])
 		heal(ns.links[2])
-		time.Sleep(time.Minute)
+		redistest.Elapse(time.Minute)
 		ns.unlock(l)
-		time.Sleep(3 * time.Minute)
+		redistest.Elapse(3 * time.Minute)
 		ns.empty()
 	})
 }
@@ -376,9 +377,9 @@ func TestDowngradeRacesCanceledReaders(t *testing.T) {
 					})
 					time.AfterFunc(100*time.Millisecond+rand.N(6*time.Millisecond), cancel)
 				}
-				time.Sleep(100 * time.Millisecond)
+				redistest.Elapse(100 * time.Millisecond)
 				writer := ns.later(ns.mutex(), true)
-				time.Sleep(rand.N(6 * time.Millisecond))
+				redistest.Elapse(rand.N(6 * time.Millisecond))
 				ns.downgrade(l)
 				all.Wait()
 				ns.unlock(l)
@@ -388,7 +389,7 @@ func TestDowngradeRacesCanceledReaders(t *testing.T) {
 					ns.Errorf("the writer was granted after %v", took)
 				}
 			}
-			time.Sleep(3 * DefaultTTL)
+			redistest.Elapse(3 * DefaultTTL)
 			ns.empty()
 		})
 	}
@@ -412,9 +413,9 @@ func TestDowngradeReportsForeignData(t *testing.T) {
 		l = w.lock(NewMutex(w.client(nil), "x"), true)
 		_, _ = w.Redis.ZAdd("{x}:lease", 1, "mine")
 		w.matches(l.Downgrade(w.Context()), ErrNotLock)
-		time.Sleep(DefaultTTL / 2)
+		redistest.Elapse(DefaultTTL / 2)
 		w.Redis.Del("{x}:lease")
-		time.Sleep(DefaultTTL)
+		redistest.Elapse(DefaultTTL)
 		if l.Err() != nil || w.Redis.Type("x") != "set" {
 			t.Errorf("%v, %s", context.Cause(l), w.Redis.Type("x"))
 		}
@@ -455,7 +456,7 @@ func TestCallThatEndsWithAnotherLockLeavesItsOwn(t *testing.T) {
 				heal(link)
 				link.Cut()
 			}
-			time.Sleep(5 * time.Minute) // until all has ended in the background
+			redistest.Elapse(5 * time.Minute) // until all has ended in the background
 		})
 	}
 }

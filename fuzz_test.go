@@ -25,6 +25,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/go-redis/v9/maintnotifications"
 	"github.com/redismutex/redismutex/internal/acquisition"
+	"github.com/redismutex/redismutex/internal/redistest"
 	"github.com/redismutex/redismutex/internal/script"
 )
 
@@ -299,7 +300,7 @@ func (s *madServer) serve(conn net.Conn) {
 		if err != nil {
 			return
 		}
-		time.Sleep(time.Millisecond)
+		redistest.Elapse(time.Millisecond)
 		answer := s.replies[len(s.replies)-1]
 		switch command[0] {
 		case "hello", "client":
@@ -416,7 +417,7 @@ func meet(t *testing.T, how byte, replies [][]byte, message string, granted bool
 	if how&onThree != 0 {
 		servers = make([]*madServer, 3)
 	}
-	t.Cleanup(func() { time.Sleep(time.Second) }) // the servers see that the clients are closed
+	t.Cleanup(func() { redistest.Elapse(time.Second) }) // the servers see that the clients are closed
 	var clients []redis.Scripter
 	for i := range servers {
 		s := &madServer{replies: replies, message: message, hangsUp: how&hangingUp != 0, begins: i}
@@ -475,7 +476,7 @@ func meet(t *testing.T, how byte, replies [][]byte, message string, granted bool
 			t.Errorf("token %d, which no counter of Redis reaches", l.Token())
 		}
 		if how&inBrief == 0 {
-			time.Sleep(3 * ttl)
+			redistest.Elapse(3 * ttl)
 		}
 		if left := time.Until(l.Until()); left > ttl || l.Err() == nil && left <= 0 {
 			t.Errorf("trusted for %v, %v", left, l.Err())
@@ -495,9 +496,9 @@ func meet(t *testing.T, how byte, replies [][]byte, message string, granted bool
 		}
 		return n
 	}
-	time.Sleep(10 * time.Second) // what go-redis still reads, it gives up after 3
+	redistest.Elapse(10 * time.Second) // what go-redis still reads, it gives up after 3
 	before := calls()
-	time.Sleep(10 * time.Second)
+	redistest.Elapse(10 * time.Second)
 	if after := calls(); after != before {
 		t.Errorf("%d calls after the lock was released, want none", after-before)
 	}

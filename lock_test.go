@@ -136,7 +136,7 @@ func TestLockRenewsItselfUntilUnlock(t *testing.T) {
 			mutex, other := NewMutex(w.client(nil), "x"), NewMutex(w.client(nil), "x")
 			l := w.lock(mutex, write)
 			for range 60 {
-				time.Sleep(time.Minute)
+				redistest.Elapse(time.Minute)
 				if left := time.Until(l.Until()); left < DefaultTTL/4 || left > DefaultTTL || l.Err() != nil {
 					t.Fatalf("trusted for %v, %v", left, l.Err())
 				}
@@ -166,7 +166,7 @@ func TestContextIsDoneBeforeTheNextHolderBegins(t *testing.T) {
 				t.Run(fmt.Sprintf("%s/writer=%v/%v", name, write, at), func(t *testing.T) {
 					inBubble(t, func(w *world) {
 						l := w.lock(NewMutex(w.client(w.link), "x"), write)
-						time.Sleep(at)
+						redistest.Elapse(at)
 						next := w.later(NewMutex(w.client(nil), "x"), true)
 						cut := time.Now()
 						fault(w.link)
@@ -208,12 +208,12 @@ func TestShortOutageLosesNothing(t *testing.T) {
 		rc := w.client(w.link, func(o *redis.Options) { o.MaxRetries, o.DialerRetries = -1, 1 })
 		l := w.lock(NewMutex(rc, "x"), true)
 		for range 10 {
-			time.Sleep(time.Until(l.Until()) - DefaultTTL/2 - DefaultTTL/8) // just before it is renewed
+			redistest.Elapse(time.Until(l.Until()) - DefaultTTL/2 - DefaultTTL/8) // just before it is renewed
 			w.link.Refuse(true)
 			w.link.Cut()
-			time.Sleep(DefaultTTL / 4)
+			redistest.Elapse(DefaultTTL / 4)
 			w.link.Refuse(false)
-			time.Sleep(DefaultTTL / 4)
+			redistest.Elapse(DefaultTTL / 4)
 		}
 		w.unlock(l)
 	})
@@ -257,7 +257,7 @@ func TestLockIsHeldAfterItsParentEnds(t *testing.T) {
 		if <-l.Done(); context.Cause(l) != why {
 			t.Error(context.Cause(l))
 		}
-		time.Sleep(time.Hour)
+		redistest.Elapse(time.Hour)
 		other := NewMutex(w.client(nil), "x")
 		_, err = other.TryLockContext(w.Context())
 		w.matches(err, ErrLock)
@@ -416,7 +416,7 @@ func TestUnlockRacesARenewal(t *testing.T) {
 		inBubble(t, func(w *world) {
 			l := w.lock(NewMutex(w.client(w.link), "x"), write)
 			release := w.link.HoldRequest(script.Refresh.Digest())
-			time.Sleep(DefaultTTL/2 + time.Millisecond)
+			redistest.Elapse(DefaultTTL/2 + time.Millisecond)
 			w.unlock(l)
 			release()
 			synctest.Wait()
@@ -454,7 +454,7 @@ func TestNothingStays(t *testing.T) {
 		synctest.Wait()
 		w.link.Refuse(true)
 		w.link.Cut()
-		time.Sleep(DefaultTTL + time.Millisecond)
+		redistest.Elapse(DefaultTTL + time.Millisecond)
 		if keys := w.Redis.Keys(); fmt.Sprint(keys) != "[]" {
 			t.Errorf("%q are left in Redis", keys)
 		}
@@ -465,7 +465,7 @@ func TestNothingStays(t *testing.T) {
 		if keys := w.Redis.Keys(); fmt.Sprint(keys) != "[{x}:token]" {
 			t.Errorf("%q are left in Redis", keys)
 		}
-		time.Sleep(24*time.Hour + time.Second)
+		redistest.Elapse(24*time.Hour + time.Second)
 		if keys := w.Redis.Keys(); len(keys) != 0 {
 			t.Errorf("%q are left in Redis", keys)
 		}
@@ -480,7 +480,7 @@ func TestMixedTTLs(t *testing.T) {
 		for _, ttl := range []time.Duration{MinTTL, time.Second, time.Minute, MaxTTL} {
 			locks = append(locks, w.lock(NewMutex(rc, "x", WithTTL(ttl)), false))
 		}
-		time.Sleep(time.Minute)
+		redistest.Elapse(time.Minute)
 		for _, l := range locks {
 			w.unlock(l)
 		}
@@ -683,7 +683,7 @@ func TestCanceledTryLeavesNothing(t *testing.T) {
 		defer cancel()
 		_, err := NewMutex(w.client(w.link), "x").TryLockContext(ctx)
 		w.matches(err, context.DeadlineExceeded)
-		time.Sleep(time.Millisecond)
+		redistest.Elapse(time.Millisecond)
 		l, err := NewMutex(w.client(nil), "x").TryLockContext(w.Context())
 		if err != nil {
 			w.Fatal(err)

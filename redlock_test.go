@@ -47,7 +47,7 @@ func onNodes(t *testing.T, n int, f func(*nodes)) {
 				heal(l)
 				l.Cut()
 			}
-			time.Sleep(time.Minute)
+			redistest.Elapse(time.Minute)
 		})
 		f(ns)
 	})
@@ -215,7 +215,7 @@ func TestSplitVotesAreResolvedByRank(t *testing.T) {
 					for _, m := range mutexes {
 						go func() { got <- ns.lock(m, true) }()
 					}
-					time.Sleep(6 * time.Millisecond) // three ways there and back
+					redistest.Elapse(6 * time.Millisecond) // three ways there and back
 					select {
 					case l := <-got:
 						go func() { got <- l }()
@@ -289,7 +289,7 @@ func TestMinorityThatFailsCostsOneTimeout(t *testing.T) {
 				heal(ns.links[1])
 				heal(ns.links[4])
 				l := ns.lock(m, true)
-				time.Sleep(DefaultTTL)
+				redistest.Elapse(DefaultTTL)
 				if held, _ := ns.holders(); held != 5 {
 					ns.Errorf("%s: held on %d nodes when all are back", name, held)
 				}
@@ -336,8 +336,8 @@ func TestMajorityThatFailsIsAnErrorOfRedis(t *testing.T) {
 			for _, l := range ns.links {
 				heal(l)
 			}
-			time.Sleep(2 * time.Second) // the client's pools dial again
-			ns.unlock(ns.lock(m, true)) // although they are still marked down
+			redistest.Elapse(2 * time.Second) // the client's pools dial again
+			ns.unlock(ns.lock(m, true))       // although they are still marked down
 		})
 	}
 }
@@ -458,7 +458,7 @@ func TestQuorumTryWithALostReplyLeavesNoTrace(t *testing.T) {
 		if !errors.Is(err, ErrLock) {
 			ns.Error(err)
 		}
-		time.Sleep(time.Second)
+		redistest.Elapse(time.Second)
 		if held, _ := ns.holders(); held != 2 {
 			ns.Errorf("held on %d nodes", held)
 		}
@@ -475,14 +475,14 @@ func TestAcquireThatWasGivenUpIsRefused(t *testing.T) {
 			}
 			release := ns.links[2].HoldRequest(verb.Digest())
 			l := ns.lock(ns.mutex(), write)
-			time.Sleep(DefaultTTL / 10)
+			redistest.Elapse(DefaultTTL / 10)
 			ns.unlock(l)
 			release()
 			synctest.Wait()
 			if held, waiting := ns.holders(); held != 0 || waiting != 0 {
 				ns.Errorf("%d nodes are held, %d waited for, want none", held, waiting)
 			}
-			time.Sleep(3 * DefaultTTL)
+			redistest.Elapse(3 * DefaultTTL)
 			ns.empty()
 		})
 	}
@@ -505,7 +505,7 @@ func TestUnlockReachesNodesThatAnswerLate(t *testing.T) {
 				ns.Errorf("%d nodes are held, %d waited for, want none", held, waiting)
 			}
 		}
-		time.Sleep(3 * DefaultTTL)
+		redistest.Elapse(3 * DefaultTTL)
 		ns.empty()
 	})
 }
@@ -516,11 +516,11 @@ func TestLockLivesAndDiesWithItsMajority(t *testing.T) {
 		for _, write := range []bool{true, false} {
 			onNodes(t, 5, func(ns *nodes) {
 				l := ns.lock(ns.mutex(), write)
-				time.Sleep(time.Second)
+				redistest.Elapse(time.Second)
 				fail(ns.links[0])
-				time.Sleep(time.Minute)
+				redistest.Elapse(time.Minute)
 				fail(ns.links[3])
-				time.Sleep(time.Minute)
+				redistest.Elapse(time.Minute)
 				if left := time.Until(l.Until()); l.Err() != nil || left < DefaultTTL/4 {
 					ns.Fatalf("%s: %v, trusted for %v", name, context.Cause(l), left)
 				}
@@ -556,12 +556,12 @@ func (ns *nodes) matchesLost(err error) {
 func TestUntilIsTheEndOfTheMajority(t *testing.T) {
 	onNodes(t, 5, func(ns *nodes) {
 		l := ns.lock(ns.mutex(), true)
-		time.Sleep(10 * time.Second)
+		redistest.Elapse(10 * time.Second)
 		var ends []clock.Instant
 		for _, i := range []int{4, 2, 0} { // each has been renewed for the last time at another time
 			ns.links[i].Hole(true, true)
 			ends = append(ends, clock.Now().Add(ns.minis[i].TTL("x")-l.grant.Config().Drift))
-			time.Sleep(DefaultTTL / 8)
+			redistest.Elapse(DefaultTTL / 8)
 		}
 		synctest.Wait()
 		slices.Sort(ends)
@@ -579,7 +579,7 @@ func TestRestartsOneByOneLoseNothing(t *testing.T) {
 			for range 3 {
 				for _, m := range ns.minis {
 					m.FlushAll()
-					time.Sleep(DefaultTTL)
+					redistest.Elapse(DefaultTTL)
 				}
 			}
 			if held, _ := ns.holders(); held != 5 || l.Err() != nil {
@@ -588,7 +588,7 @@ func TestRestartsOneByOneLoseNothing(t *testing.T) {
 			_, err := ns.mutex().TryLockContext(ns.Context())
 			ns.matches(err, ErrLock)
 			ns.unlock(l)
-			time.Sleep(3 * DefaultTTL)
+			redistest.Elapse(3 * DefaultTTL)
 			ns.empty()
 		})
 	}
@@ -599,12 +599,12 @@ func TestLockIsLostWhenAMajorityForgetsIt(t *testing.T) {
 	for _, apart := range []time.Duration{0, 20 * time.Millisecond} {
 		onNodes(t, 5, func(ns *nodes) {
 			l := ns.lock(ns.mutex(), true)
-			time.Sleep(time.Millisecond) // on all nodes
+			redistest.Elapse(time.Millisecond) // on all nodes
 			for i, m := range ns.minis[:3] {
 				ns.links[i].SetDelay(time.Duration(i) * apart)
 				m.FlushAll()
 			}
-			time.Sleep(DefaultTTL)
+			redistest.Elapse(DefaultTTL)
 			ns.matchesLost(context.Cause(l))
 			ns.matches(l.UnlockContext(ns.Context()), ErrLockLost)
 		})
@@ -617,14 +617,14 @@ func TestQuorumWaiterOutlivesErrors(t *testing.T) {
 		onNodes(t, 3, func(ns *nodes) {
 			holder := ns.lock(ns.mutex(), true)
 			next := ns.later(ns.mutex(), true)
-			time.Sleep(time.Second)
+			redistest.Elapse(time.Second)
 			fail(ns.links[0])
 			fail(ns.links[1])
-			time.Sleep(time.Minute)
+			redistest.Elapse(time.Minute)
 			ns.pending(next)
 			heal(ns.links[0])
 			heal(ns.links[1])
-			time.Sleep(time.Minute)
+			redistest.Elapse(time.Minute)
 			ns.matchesLost(context.Cause(holder))
 			select {
 			case l := <-next:
@@ -660,7 +660,7 @@ func TestCanceledQuorumWaiterLeavesNothing(t *testing.T) {
 				heal(l)
 			}
 			ns.unlock(holder)
-			time.Sleep(3 * DefaultTTL)
+			redistest.Elapse(3 * DefaultTTL)
 			ns.empty()
 		})
 	}
@@ -684,7 +684,7 @@ func TestUnlockNeedsAMajority(t *testing.T) {
 		}
 		heal(ns.links[0])
 		heal(ns.links[1])
-		time.Sleep(3 * DefaultTTL)
+		redistest.Elapse(3 * DefaultTTL)
 		ns.empty()
 	})
 }
@@ -727,10 +727,10 @@ func TestNodeThatIsAcquiredAgainHasItsTokenRaised(t *testing.T) {
 		}
 		l := ns.lock(ns.mutex(), true)
 		ns.minis[0].FlushAll()
-		time.Sleep(DefaultTTL)
+		redistest.Elapse(DefaultTTL)
 		ns.links[1].Refuse(true)
 		ns.links[1].Cut()
-		time.Sleep(DefaultTTL)
+		redistest.Elapse(DefaultTTL)
 		ns.unlock(l)
 		ns.minis[1].FlushAll()
 		heal(ns.links[1])
@@ -810,7 +810,7 @@ func (ns *nodes) restartsEmpty(node int) {
 	synctest.Wait() // a connection that is being made would outlive the cut
 	ns.links[node].Cut()
 	ns.minis[node].FlushAll()
-	time.Sleep(DefaultTTL)
+	redistest.Elapse(DefaultTTL)
 	heal(ns.links[node])
 }
 
@@ -837,9 +837,9 @@ func TestTokenOfAnOldWaiterRisesOverAnEmptyRestart(t *testing.T) {
 	onNodes(t, 5, func(ns *nodes) {
 		holder := ns.lock(ns.mutex(), true)
 		old := ns.later(NewRedlock(ns.reaching(2, 3, 4), "x"), true)
-		time.Sleep(3 * DefaultTTL)
+		redistest.Elapse(3 * DefaultTTL)
 		next := ns.later(NewRedlock(ns.reaching(0, 1, 2), "x", WithLockIntent()), true)
-		time.Sleep(DefaultTTL)
+		redistest.Elapse(DefaultTTL)
 		ns.unlock(holder)
 		first := <-next
 		ns.pending(old)
@@ -849,7 +849,7 @@ func TestTokenOfAnOldWaiterRisesOverAnEmptyRestart(t *testing.T) {
 			ns.Errorf("token %d after %d, want a higher one", second.Token(), first.Token())
 		}
 		ns.unlock(second)
-		time.Sleep(3 * DefaultTTL)
+		redistest.Elapse(3 * DefaultTTL)
 	})
 }
 
@@ -872,7 +872,7 @@ func TestClocksOfTheNodesMayDiffer(t *testing.T) {
 		}
 		all.Wait()
 		l := ns.lock(ns.mutex(), true)
-		time.Sleep(time.Minute)
+		redistest.Elapse(time.Minute)
 		if l.Err() != nil {
 			ns.Error(context.Cause(l))
 		}
@@ -925,7 +925,7 @@ func (w *witness) holds(l *Lock) {
 		w.token = l.Token()
 		w.mu.Unlock()
 	}
-	w.Visit(write, func() { time.Sleep(3 * time.Millisecond) })
+	w.Visit(write, func() { redistest.Elapse(3 * time.Millisecond) })
 	w.unlock(l)
 }
 
@@ -950,7 +950,7 @@ func TestSlowClockIsNotServedFirstForever(t *testing.T) {
 						mu.Lock()
 						order = append(order, name)
 						mu.Unlock()
-						time.Sleep(time.Millisecond)
+						redistest.Elapse(time.Millisecond)
 						ns.unlock(l)
 					}
 				})

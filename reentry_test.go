@@ -81,7 +81,7 @@ func TestLockIsReentrantThroughItsContext(t *testing.T) {
 			same := NewRedlock(clients, "x", WithTTL(time.Minute), WithLockIntent())
 			outer := ns.lock(m, c.outer)
 			next := ns.later(ns.mutex(), true)
-			time.Sleep(time.Second)
+			redistest.Elapse(time.Second)
 			sent.reset()
 			below, cancel := context.WithCancel(context.WithValue(outer, some{}, "value"))
 			for _, m := range []*RWMutex{m, same} {
@@ -207,7 +207,7 @@ func TestAcquisitionIsReleasedWithItsLastLock(t *testing.T) {
 			for i, at := range order {
 				l := locks[at]
 				for range 10 {
-					time.Sleep(DefaultTTL)
+					redistest.Elapse(DefaultTTL)
 				}
 				if ns.try(false) {
 					ns.Fatalf("%v: another has it with %d of 3 unlocked", order, i)
@@ -297,7 +297,7 @@ func TestLossEndsAllLocksOfAnAcquisition(t *testing.T) {
 				heal(l)
 				l.Cut()
 			}
-			time.Sleep(time.Minute)
+			redistest.Elapse(time.Minute)
 			again := ns.nested(context.WithoutCancel(outer), m, true) // an ordinary one
 			if again.Token() <= outer.Token() {
 				ns.Errorf("token %d after %d, want a higher one", again.Token(), outer.Token())
@@ -393,7 +393,7 @@ func TestNestedLockHasAContextOfItsOwn(t *testing.T) {
 		if deadline, ok := inner.Deadline(); !ok || time.Until(deadline) != time.Minute {
 			ns.Errorf("%v, %v", deadline, ok)
 		}
-		time.Sleep(time.Minute)
+		redistest.Elapse(time.Minute)
 		synctest.Wait()
 		if inner.Err() != context.DeadlineExceeded || outer.Err() != nil {
 			ns.Errorf("%v, %v", inner.Err(), outer.Err())
@@ -423,7 +423,7 @@ func TestNestingGoesDeep(t *testing.T) {
 		for i := range 100 {
 			locks = append(locks, ns.nested(locks[i], m, i%2 == 0))
 		}
-		time.Sleep(time.Minute)
+		redistest.Elapse(time.Minute)
 		for i, l := range slices.Backward(locks) {
 			if l.Err() != nil || ns.try(false) {
 				ns.Fatalf("%d: %v", i, context.Cause(l))
@@ -440,19 +440,19 @@ func TestManyNestUnderOneReaderWhileWritersWait(t *testing.T) {
 		m := ns.mutex()
 		outer := ns.lock(m, false)
 		next := ns.later(ns.mutex(), true)
-		time.Sleep(time.Second)
+		redistest.Elapse(time.Second)
 		var all sync.WaitGroup
 		for i := range 1000 {
 			all.Go(func() {
 				l := ns.nested(context.WithoutCancel(outer), m, false)
 				for range i % 10 {
 					ns.unlock(ns.nested(l, m, false))
-					time.Sleep(time.Second)
+					redistest.Elapse(time.Second)
 				}
 				ns.unlock(l)
 			})
 		}
-		time.Sleep(500 * time.Millisecond)
+		redistest.Elapse(500 * time.Millisecond)
 		ns.pending(next)
 		ns.unlock(outer)
 		left := time.Now()
@@ -597,7 +597,7 @@ func TestOwnerDoesNotWaitForItself(t *testing.T) {
 			synctest.Wait()
 		}
 		after := ns.later(ns.mutex(), true)
-		time.Sleep(time.Second)
+		redistest.Elapse(time.Second)
 		ns.unlock(holder)
 		freed := time.Now()
 		all.Wait() // and none of them has unlocked
@@ -615,7 +615,7 @@ func TestOwnerDoesNotWaitForItself(t *testing.T) {
 			ns.Errorf("it took %v, want at most %v", took, time.Second)
 		}
 		ns.unlock(<-after)
-		time.Sleep(DefaultTTL)
+		redistest.Elapse(DefaultTTL)
 		ns.empty()
 		ns.noOwners()
 	})
@@ -631,12 +631,12 @@ func TestOwnersWriteWaitEndsWithErrUpgradeOnceItReads(t *testing.T) {
 		synctest.Wait()
 		writes := make(chan error)
 		go func() { _, err := m.LockContext(ns.Context(), me); writes <- err }()
-		time.Sleep(time.Second)
+		redistest.Elapse(time.Second)
 		ns.unlock(holder)
 		l := <-reads
 		ns.matches(<-writes, ErrUpgrade)
 		ns.unlock(l)
-		time.Sleep(DefaultTTL)
+		redistest.Elapse(DefaultTTL)
 		ns.empty()
 		ns.noOwners()
 	})
@@ -664,7 +664,7 @@ func TestOwnersWaitEndsWithItsContext(t *testing.T) {
 		}
 		ns.noOwners()
 		ns.unlock(holder)
-		time.Sleep(time.Second)
+		redistest.Elapse(time.Second)
 		ns.empty()
 	})
 }
@@ -705,13 +705,13 @@ func TestOwnersExcludeEachOther(t *testing.T) {
 					}
 					inside[l.ID()] = owner + key
 					mu.Unlock()
-					time.Sleep(10 * time.Millisecond)
+					redistest.Elapse(10 * time.Millisecond)
 					ns.unlock(l)
 				}
 			})
 		}
 		all.Wait()
-		time.Sleep(DefaultTTL)
+		redistest.Elapse(DefaultTTL)
 		ns.noOwners()
 	})
 }

@@ -48,7 +48,7 @@ func TestWriterExcludesEverybody(t *testing.T) {
 						w.Errorf("process %d, after %v: want the lock, got %v", p, time.Since(start), err)
 						return
 					}
-					inside.Visit(write, func() { time.Sleep(time.Duration(random.IntN(100)) * time.Millisecond) })
+					inside.Visit(write, func() { redistest.Elapse(time.Duration(random.IntN(100)) * time.Millisecond) })
 					w.unlock(l)
 				}
 			})
@@ -74,7 +74,7 @@ func TestContextEndsNoLaterThanTheLease(t *testing.T) {
 				inWorld(t, func(w world) {
 					mutex, network := w.process()
 					holder := w.lock(acquire(mutex, write))
-					time.Sleep(3 * redismutex.DefaultTTL) // it is renewed a few times
+					redistest.Elapse(3 * redismutex.DefaultTTL) // it is renewed a few times
 					network.Hole(!replies, true)
 					failed := time.Now()
 					ended := redistest.Later(func() (*redismutex.Lock, error) { <-holder.Done(); return nil, context.Cause(holder) })
@@ -155,7 +155,7 @@ func TestNobodyTouchesTheLeaseOfAnother(t *testing.T) {
 		unchanged("two waiters have given up", first.ID(), crashing.ID(), second)
 
 		redistest.Crash(network)
-		time.Sleep(2 * short)
+		redistest.Elapse(2 * short)
 		if _, err := other.TryLockContext(w.Context()); !errors.Is(err, redismutex.ErrLock) {
 			w.Errorf("a try %v after the reader with the short lease crashed: want ErrLock, got %v", 2*short, err)
 		}
@@ -206,7 +206,7 @@ func TestRepeatedRequestCountsOnce(t *testing.T) {
 				mutex, network := w.process()
 				network.LoseReply("join", 2)
 				waiter := later(w.Context(), acquire(mutex, write))
-				time.Sleep(time.Second) // go-redis sends it a third time
+				redistest.Elapse(time.Second) // go-redis sends it a third time
 				w.waiting(1)
 				w.unlock(holder)
 				heldOnce(w, w.atOnce(waiter))
@@ -223,7 +223,7 @@ func TestRepeatedRequestCountsOnce(t *testing.T) {
 				if o := <-caller; !errors.Is(o.Err, context.Canceled) {
 					w.Errorf("the caller gave up: want context.Canceled, got %v", o.Err)
 				}
-				time.Sleep(time.Second) // the release, in the background, is done
+				redistest.Elapse(time.Second) // the release, in the background, is done
 				arrive()
 				synctest.Wait()
 				if got := w.holders(); len(got) > 0 {
@@ -364,19 +364,19 @@ func TestFirstComeFirstServed(t *testing.T) {
 				for i := range others {
 					mutex, _ := w.process()
 					all.Go(func() {
-						time.Sleep(time.Duration(i) * stay / others) // so that there is never a gap
+						redistest.Elapse(time.Duration(i) * stay / others) // so that there is never a gap
 						for !ended.Load() {
 							l, err := acquire(mutex, !write)(w.Context())
 							if err != nil {
 								w.Error(err)
 								return
 							}
-							time.Sleep(stay)
+							redistest.Elapse(stay)
 							w.unlock(l)
 						}
 					})
 				}
-				time.Sleep(time.Second)
+				redistest.Elapse(time.Second)
 				most := stay // the readers before it leave together
 				if !write {
 					most = others * stay
@@ -501,7 +501,7 @@ func TestNothingStaysInRedis(t *testing.T) {
 		synctest.Wait()
 		giveUp()
 		<-gone
-		time.Sleep(time.Second)
+		redistest.Elapse(time.Second)
 		check("an acquire has been given up")
 		arrive()
 		w.crashAll()
@@ -510,12 +510,12 @@ func TestNothingStaysInRedis(t *testing.T) {
 		}
 		end()
 		<-late
-		time.Sleep(2 * longest)
+		redistest.Elapse(2 * longest)
 		if got := w.Admin.Keys(w.Context(), "*").Val(); !slices.Equal(got, []string{tokenKey}) {
 			w.Errorf("%v after everybody crashed: want %q alone, got %q", 2*longest, tokenKey, got)
 		}
 		w.repairAll() // go-redis dials every second
-		time.Sleep(24 * time.Hour)
+		redistest.Elapse(24 * time.Hour)
 		if got := w.Admin.Keys(w.Context(), "*").Val(); len(got) > 0 {
 			w.Errorf("a day later: want nothing left, got %q", got)
 		}
@@ -566,12 +566,12 @@ func TestEveryTokenIsGreaterThanThoseBefore(t *testing.T) {
 		}
 		w.unlock(o.Value)
 		w.repairAll() // go-redis dials every second
-		time.Sleep(25 * time.Hour)
+		redistest.Elapse(25 * time.Hour)
 		l := w.lock(mutex.LockContext)
 		next("a day later, when the counter has expired", l)
 		w.unlock(l)
 		w.Redis.FlushAll()
-		time.Sleep(time.Millisecond) // no server restarts faster
+		redistest.Elapse(time.Millisecond) // no server restarts faster
 		l = w.lock(mutex.LockContext)
 		next("after Redis has lost its data", l)
 		w.unlock(l)
@@ -860,7 +860,7 @@ func (w world) expire(crashed, line []*participant) {
 		redistest.Crash(p.network)
 	}
 	cutOff(line)
-	time.Sleep(redismutex.DefaultTTL)
+	redistest.Elapse(redismutex.DefaultTTL)
 	other, _ := w.process()
 	if _, err := other.TryLockContext(w.Context()); !errors.Is(err, redismutex.ErrLock) {
 		w.Errorf("a try while others wait: want ErrLock, got %v", err)

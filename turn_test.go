@@ -164,11 +164,11 @@ func TestLockIsPassedOnForATurn(t *testing.T) {
 		remote := w.later(other, true)
 		for time.Since(begun) < turnLength-time.Millisecond {
 			next := w.later(m, true)
-			time.Sleep(time.Millisecond)
+			redistest.Elapse(time.Millisecond)
 			w.silent(sent, "passing the lock on", func() { w.unlock(l); l = w.granted(next, "within the turn") })
 		}
 		next := w.later(m, true)
-		time.Sleep(time.Millisecond)
+		redistest.Elapse(time.Millisecond)
 		w.unlock(l)
 		l = w.granted(remote, "the turn is over")
 		w.pending(next)
@@ -206,16 +206,16 @@ func TestGrantServesTheHeadInAnyCase(t *testing.T) {
 		for range 3 { // each in a turn of its own
 			l := w.lock(m, true)
 			next := w.later(m, true)
-			time.Sleep(time.Millisecond)
+			redistest.Elapse(time.Millisecond)
 			w.unlock(l)
 			w.unlock(w.granted(next, "a turn that is over at once"))
 		}
 		// The waiter has a lease that ends soon when it is granted.
 		holder := w.lock(NewMutex(w.client(nil), "x"), true)
 		next := w.later(m, true)
-		time.Sleep(time.Minute)
+		redistest.Elapse(time.Minute)
 		w.link.Hole(true, false) // its renewals are lost
-		time.Sleep(DefaultTTL/2 + DefaultTTL/4 + DefaultTTL/8)
+		redistest.Elapse(DefaultTTL/2 + DefaultTTL/4 + DefaultTTL/8)
 		w.link.Hole(false, false)
 		w.unlock(holder)
 		start := time.Now()
@@ -331,13 +331,13 @@ func TestTurnEndsWithLittleTrust(t *testing.T) {
 		holder := w.lock(NewMutex(w.client(nil), "x"), true)
 		next := w.later(m, true)
 		w.link.Hole(true, false) // its renewals are lost, and the message of the grant arrives
-		time.Sleep(DefaultTTL*5/8 - 100*time.Millisecond)
+		redistest.Elapse(DefaultTTL*5/8 - 100*time.Millisecond)
 		w.unlock(holder)
 		l := w.granted(next, "the waiter")
 		if left := time.Until(l.Until()); left < DefaultTTL/4 || left > DefaultTTL/2 {
 			t.Fatalf("the grant is trusted for %v", left)
 		}
-		time.Sleep(time.Until(l.Until()) - DefaultTTL/4 + time.Millisecond) // the time of the turn is not over
+		redistest.Elapse(time.Until(l.Until()) - DefaultTTL/4 + time.Millisecond) // the time of the turn is not over
 		after := w.later(m, true)
 		go l.Unlock()
 		w.pending(after)
@@ -393,7 +393,7 @@ func TestOneWaiterInRedisForAProcess(t *testing.T) {
 			t.Errorf("%d wait in Redis, want 1", n)
 		}
 		sent.reset()
-		time.Sleep(10 * DefaultTTL)
+		redistest.Elapse(10 * DefaultTTL)
 		if n, _ := sent.reset(); n > 21 {
 			t.Errorf("%d commands in ten TTLs, want at most 21", n)
 		}
@@ -437,7 +437,7 @@ func TestWaiterInRedisOutlivesItsHead(t *testing.T) {
 				if len(c.line) > 1 {
 					next = w.later(m, c.line[1] == 'w')
 				}
-				time.Sleep(time.Millisecond)
+				redistest.Elapse(time.Millisecond)
 				behind := w.later(NewMutex(w.client(nil), "x"), true) // of another process, and later
 				giveUp()
 				w.matches(<-gone, context.Canceled)
@@ -489,9 +489,9 @@ func TestAgeRestoresThePlace(t *testing.T) {
 		m, other := NewMutex(w.client(nil), "x"), NewMutex(w.client(nil), "x")
 		l := w.lock(m, true)
 		next := w.later(m, true) // it waits in the process, and not in Redis
-		time.Sleep(time.Second)
+		redistest.Elapse(time.Second)
 		remote := w.later(other, true)
-		time.Sleep(time.Second)
+		redistest.Elapse(time.Second)
 		w.unlock(l) // the turn is over
 		l = w.granted(next, "the one that came first")
 		w.pending(remote)
@@ -506,9 +506,9 @@ func TestAcquireGoesInFrontOfTheReleaseWithoutItsScript(t *testing.T) {
 		m, other := NewMutex(w.client(nil), "x"), NewMutex(w.client(nil), "x")
 		l := w.lock(m, true)
 		next := w.later(m, true)
-		time.Sleep(time.Second)
+		redistest.Elapse(time.Second)
 		remote := w.later(other, true)
-		time.Sleep(time.Second)
+		redistest.Elapse(time.Second)
 		rc := w.client(nil)
 		rc.ScriptFlush(w.Context())
 		rc.ScriptLoad(w.Context(), script.Unlock.Source())
@@ -529,11 +529,11 @@ func TestQueueIsSharedWhateverTheOrderOfTheNodes(t *testing.T) {
 		l := ns.lock(m, true)
 		next := ns.later(reversed, true)
 		ns.pending(next)
-		time.Sleep(2 * turnLength) // the turn is over
+		redistest.Elapse(2 * turnLength) // the turn is over
 		start := time.Now()
 		ns.unlock(l)
 		l = ns.granted(next, "the next one")
-		time.Sleep(3 * DefaultTTL)
+		redistest.Elapse(3 * DefaultTTL)
 		if l.Err() != nil {
 			t.Errorf("the lock was lost: %v", context.Cause(l))
 		}
@@ -584,12 +584,12 @@ func TestReaderAfterTheTurnHasAnAcquisitionOfItsOwn(t *testing.T) {
 		if second.ID() != first.ID() {
 			t.Error("within the turn a reader has an acquisition of its own")
 		}
-		time.Sleep(turnLength)
+		redistest.Elapse(turnLength)
 		third := w.lock(m, false)
 		if third.ID() == first.ID() {
 			t.Error("after the turn a reader shares the acquisition")
 		}
-		time.Sleep(turnLength)
+		redistest.Elapse(turnLength)
 		remote := w.later(other, true)
 		fourth := w.later(m, false)
 		w.pending(fourth) // behind the writer
@@ -619,7 +619,7 @@ func TestWriteAcquisitionWithReadersIsDowngraded(t *testing.T) {
 			if waiting {
 				writer = w.later(m, true)
 			}
-			time.Sleep(turnLength + time.Nanosecond)
+			redistest.Elapse(turnLength + time.Nanosecond)
 			shared := w.granted(remote, "the reader of another process, when the turn is over")
 			if want := map[bool]int{false: 0, true: 1}[waiting]; w.inRedis() != want {
 				t.Errorf("%d wait in Redis, want %d", w.inRedis(), want)
@@ -762,9 +762,9 @@ func TestHeadStandsInRedisWhenDowngradeReturns(t *testing.T) {
 			m, other := ns.mutex(), ns.mutex()
 			l := ns.lock(m, true)
 			next := ns.later(m, true)
-			time.Sleep(time.Second)
+			redistest.Elapse(time.Second)
 			remote := ns.later(other, true)
-			time.Sleep(time.Second)
+			redistest.Elapse(time.Second)
 			for _, link := range ns.links {
 				link.SetDelay(time.Millisecond)
 			}
@@ -879,7 +879,7 @@ func TestFirstErrorIsReturnedWhileOthersHold(t *testing.T) {
 			rc := w.client(w.link, func(o *redis.Options) { o.MaxRetries, o.ReadTimeout, o.DialerRetries = -1, time.Second, 1 })
 			m := NewMutex(rc, "x")
 			held := w.lock(m, c.write)
-			time.Sleep(time.Second)
+			redistest.Elapse(time.Second)
 			w.link.Refuse(true)
 			w.link.Cut()
 			if c.lost {
@@ -942,7 +942,7 @@ func TestUnlockWithABrokenContextChangesNothing(t *testing.T) {
 			m := NewMutex(w.client(nil), "x", WithTurn(turn))
 			l := w.lock(m, true)
 			next := w.later(m, true)
-			time.Sleep(2 * DefaultTurn)
+			redistest.Elapse(2 * DefaultTurn)
 			w.panics("an unlock", func() { _ = l.UnlockContext(brokenContext{}) })
 			w.pending(next)
 			if l.Err() != nil {
@@ -971,7 +971,7 @@ func TestQueueGoesOnAfterAPanic(t *testing.T) {
 			l := w.lock(m, true)
 			next, third := w.later(m, true), w.later(m, false)
 			w.pending(next)
-			time.Sleep(2 * DefaultTurn)
+			redistest.Elapse(2 * DefaultTurn)
 			hook.command.Store(turn == 0)
 			hook.pipeline.Store(turn > 0)
 			w.panics("an unlock", func() { l.Unlock() })
@@ -1026,13 +1026,13 @@ func TestQueueOutlivesErrors(t *testing.T) {
 		m := NewMutex(rc, "x", WithLogger(log.Logger()))
 		l := w.lock(m, true)
 		next := w.later(m, true)
-		time.Sleep(turnLength)
+		redistest.Elapse(turnLength)
 		w.link.Refuse(true)
 		w.link.Cut()
 		if err := l.UnlockContext(w.Context()); err == nil {
 			t.Error("the unlock succeeded without Redis")
 		}
-		time.Sleep(time.Minute)
+		redistest.Elapse(time.Minute)
 		w.pending(next)
 		if log.Count("") == 0 {
 			t.Error("nothing was logged")
@@ -1058,10 +1058,10 @@ func TestLongHolderIsFollowedInOrder(t *testing.T) {
 					mu.Lock()
 					order = append(order, i)
 					mu.Unlock()
-					time.Sleep(time.Second) // longer than a turn
+					redistest.Elapse(time.Second) // longer than a turn
 					ns.unlock(l)
 				})
-				time.Sleep(10 * time.Second)
+				redistest.Elapse(10 * time.Second)
 			}
 			ns.unlock(holder)
 			all.Wait()
@@ -1091,7 +1091,7 @@ func TestStreamsOfTwoProcessesBothGoOn(t *testing.T) {
 								mu.Lock()
 								longest[p] = max(longest[p], time.Since(start))
 								mu.Unlock()
-								inside.Visit((p == 0) == stream, func() { time.Sleep(time.Millisecond) })
+								inside.Visit((p == 0) == stream, func() { redistest.Elapse(time.Millisecond) })
 								ns.unlock(l)
 							}
 						})
@@ -1144,7 +1144,7 @@ func TestMixedSettingsOnOneKey(t *testing.T) {
 									if write {
 										last = l.Token()
 									}
-									time.Sleep(time.Duration(random.IntN(3)) * time.Millisecond)
+									redistest.Elapse(time.Duration(random.IntN(3)) * time.Millisecond)
 								})
 								ns.unlock(l)
 							} else if !errors.Is(err, context.DeadlineExceeded) {
@@ -1162,7 +1162,7 @@ func TestMixedSettingsOnOneKey(t *testing.T) {
 			if inside.Wrote < 200 || localqueue.Len() != 0 {
 				t.Errorf("%d wrote, %d queues are left", inside.Wrote, localqueue.Len())
 			}
-			time.Sleep(2*DefaultTTL + time.Second) // the life of a tombstone
+			redistest.Elapse(2*DefaultTTL + time.Second) // the life of a tombstone
 			ns.empty()
 		})
 	}

@@ -29,7 +29,7 @@ func TestUnlockWakesTheWaiter(t *testing.T) {
 	inBubble(t, func(w *world) {
 		holder := w.lock(NewMutex(w.client(nil), "x"), true)
 		next := w.later(NewMutex(w.client(nil), "x"), true)
-		time.Sleep(100 * time.Millisecond)
+		redistest.Elapse(100 * time.Millisecond)
 		w.unlock(holder)
 		l, took := w.got(next)
 		if took != 0 {
@@ -92,7 +92,7 @@ func TestResentTryBeforeTheWaitIsRefused(t *testing.T) {
 		w.link.SetDelay(10 * time.Millisecond)
 		mutex := NewMutex(w.client(w.link), "x")
 		next := w.later(mutex, true)
-		time.Sleep(time.Second)
+		redistest.Elapse(time.Second)
 		late := script.Participant{
 			Keys: mutex.keys, Durations: mutex.config.Durations, Write: true,
 			ID: mutex.config.Nodes[0].Mailbox.Name() + ":1", // the id of the try
@@ -111,7 +111,7 @@ func TestWaiterKeepsItsPlace(t *testing.T) {
 		holder := w.lock(NewMutex(w.client(nil), "x", WithTTL(time.Minute)), true)
 		first := w.later(NewMutex(w.client(nil), "x", WithTTL(time.Second)), true)
 		second := w.later(NewMutex(w.client(nil), "x"), true)
-		time.Sleep(time.Hour)
+		redistest.Elapse(time.Hour)
 		w.unlock(holder)
 		l, took := w.got(first)
 		w.pending(second)
@@ -268,7 +268,7 @@ func TestClientThatCannotSubscribePolls(t *testing.T) {
 		rc := w.client(nil)
 		rc.AddHook(looks)
 		next := w.later(NewMutex(scripterOnly{rc}, "x"), true)
-		time.Sleep(10 * time.Minute)
+		redistest.Elapse(10 * time.Minute)
 		if n, _ := looks.reset(); n > 5*600 || n < 600 {
 			t.Errorf("%d looks in 10 minutes", n)
 		}
@@ -277,7 +277,7 @@ func TestClientThatCannotSubscribePolls(t *testing.T) {
 		if took > 250*time.Millisecond {
 			t.Errorf("it took %v, want at most %v", took, 250*time.Millisecond)
 		}
-		time.Sleep(10 * time.Minute)
+		redistest.Elapse(10 * time.Minute)
 		w.unlock(l)
 	})
 }
@@ -342,10 +342,10 @@ func TestUnacknowledgedIDIsNotGranted(t *testing.T) {
 		synctest.Wait()
 		first := mutex.config.Nodes[0].LastID()
 		w.link.Hole(true, true)
-		time.Sleep(2 * DefaultTTL)
+		redistest.Elapse(2 * DefaultTTL)
 		mutex.config.Nodes[0].Mailbox.Leave(":0") // (nobody)
 		w.link.Hole(false, false)
-		time.Sleep(2 * DefaultTTL)
+		redistest.Elapse(2 * DefaultTTL)
 		if mutex.config.Nodes[0].LastID() == first {
 			t.Error("no new id was used")
 		}
@@ -379,7 +379,7 @@ func TestAcquireAnsweredTooLateGivesNoLock(t *testing.T) {
 				ask = mutex.TryLockContext
 			}
 			go func() { l, err := ask(context.Background()); got <- result{l, err} }()
-			time.Sleep(2 * DefaultTTL)
+			redistest.Elapse(2 * DefaultTTL)
 			release()
 			r := <-got
 			if try {
@@ -405,7 +405,7 @@ func TestTryThatLosesItsGrantIsRefused(t *testing.T) {
 		defer cancel()
 		refused := make(chan error)
 		go func() { _, err := mutex.TryLockContext(ctx); refused <- err }()
-		time.Sleep(DefaultTTL * 7 / 8)
+		redistest.Elapse(DefaultTTL * 7 / 8)
 		w.Redis.FlushAll()
 		release()
 		w.matches(<-refused, ErrRedis)
@@ -433,7 +433,7 @@ func TestSimultaneousAcquiresAllWait(t *testing.T) {
 				}
 			})
 		}
-		time.Sleep(time.Minute) // 40 s, where the client makes do with one connection
+		redistest.Elapse(time.Minute) // 40 s, where the client makes do with one connection
 		if waiting, _ := w.Redis.SortedSet(mutex.keys.Intents()); len(waiting) != many {
 			t.Errorf("%d wait, want %d", len(waiting), many)
 		}
@@ -475,12 +475,12 @@ func TestLateWaitingReplyDoesNotDemoteAGrant(t *testing.T) {
 		holder := w.lock(NewMutex(w.client(nil), "x"), true)
 		next := w.later(NewMutex(w.client(w.link), "x"), true)
 		release := w.link.HoldReply(script.Refresh.Digest())
-		time.Sleep(DefaultTTL/2 + time.Millisecond) // the reply to its renewal is held back
+		redistest.Elapse(DefaultTTL/2 + time.Millisecond) // the reply to its renewal is held back
 		w.unlock(holder)
 		l, _ := w.got(next)
 		release()
 		synctest.Wait()
-		time.Sleep(time.Minute)
+		redistest.Elapse(time.Minute)
 		if l.Err() != nil {
 			t.Error(context.Cause(l))
 		}
@@ -517,7 +517,7 @@ func TestGrantedLockHasTrustLeft(t *testing.T) {
 		for at := time.Duration(0); at < 2*DefaultTTL; at += DefaultTTL / 16 {
 			holder := w.lock(NewMutex(w.client(nil), "x", WithTTL(time.Hour)), true)
 			next := w.later(NewMutex(w.client(w.link), "x"), true)
-			time.Sleep(at)
+			redistest.Elapse(at)
 			w.link.Cut() // the subscription comes back late, and so does the message
 			w.unlock(holder)
 			l, _ := w.got(next)
@@ -542,9 +542,9 @@ func TestWaiterOutlivesErrors(t *testing.T) {
 		for range 5 {
 			w.link.Refuse(true)
 			w.link.Cut()
-			time.Sleep(time.Minute)
+			redistest.Elapse(time.Minute)
 			w.link.Refuse(false)
-			time.Sleep(time.Minute)
+			redistest.Elapse(time.Minute)
 		}
 		w.Redis.FlushAll() // it has restarted empty
 		l, took := w.got(next)
@@ -579,7 +579,7 @@ func TestMailboxIsSharedAndClosesWhenIdle(t *testing.T) {
 			w.unlock(holder)
 			w.unlock(<-waiters[i])
 		}
-		time.Sleep(time.Minute)
+		redistest.Elapse(time.Minute)
 		if n := subscribed(); n != 0 {
 			t.Errorf("%d channels when idle", n)
 		}

@@ -1,7 +1,8 @@
-// Package internal_test holds the direction of imports.
+// Package internal_test holds the direction of imports, and rules for all files.
 package internal_test
 
 import (
+	"io/fs"
 	"os"
 	"os/exec"
 	"regexp"
@@ -55,6 +56,36 @@ func TestImportsGoDownward(t *testing.T) {
 
 // docs/design.md names for each promise, and for each rule of the turns, the functions that keep it, with links to their
 // files.
+// inRealTime are the tests whose sleeps are a load, a fault or an observation of real servers and processes.
+var inRealTime = []string{"bench_crowd_test.go", "internal/chaos/", "internal/integration/foreign_test.go"}
+
+// No other test sleeps but by redistest.Elapse, in virtual time: a sleep must not stand for an event.
+func TestSleepsPassVirtualTime(t *testing.T) {
+	root := os.DirFS("..")
+	checked := 0
+	err := fs.WalkDir(root, ".", func(path string, d fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case d.IsDir() && path == "bench": // a module of its own, which measures
+			return fs.SkipDir
+		}
+		if !strings.HasSuffix(path, "_test.go") ||
+			slices.ContainsFunc(inRealTime, func(prefix string) bool { return strings.HasPrefix(path, prefix) }) {
+			return nil
+		}
+		text, err := fs.ReadFile(root, path)
+		checked++
+		if strings.Contains(string(text), "time.Sleep"+"(") {
+			t.Errorf("%s sleeps in real time: let it use redistest.Elapse or wait for an event", path)
+		}
+		return err
+	})
+	if err != nil || checked < 50 {
+		t.Fatalf("%d files checked, %v", checked, err)
+	}
+}
+
 func TestDesignNamesWhatExists(t *testing.T) {
 	page, err := os.ReadFile("../docs/design.md")
 	if err != nil {

@@ -31,7 +31,7 @@ func TestRequestTakesThePlaceOfItsAge(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, rc := redistest.Mini(t)
 		c := config(rc)
-		defer time.Sleep(10 * time.Minute) // in which everything in the background ends
+		defer redistest.Elapse(10 * time.Minute) // in which everything in the background ends
 		ctx, giveUp := context.WithCancel(t.Context())
 		defer giveUp()
 		holder := script.Participant{Keys: request(t, c, "x").Keys, Durations: c.Durations, ID: "other:1", Write: true}
@@ -42,7 +42,7 @@ func TestRequestTakesThePlaceOfItsAge(t *testing.T) {
 		early, late := requestSince(t, c, "x", begun), requestSince(t, c, "x", begun.Add(2*time.Second))
 		var ids []string
 		for _, a := range []*Acquisition{request(t, c, "x"), late, early} {
-			time.Sleep(time.Second)
+			redistest.Elapse(time.Second)
 			go a.Acquire(ctx)
 			synctest.Wait()
 			ids = append(ids, "w"+a.ID())

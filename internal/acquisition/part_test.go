@@ -65,7 +65,7 @@ func TestStaleMessageGrantsNothing(t *testing.T) {
 		a := waitingSince(t, config(rc), clock.Now())
 		p := a.parts[0]
 		p.node.Renewer.Forget(&p.Lease)
-		time.Sleep(ttl)
+		redistest.Elapse(ttl)
 		p.Granted(7)
 		if a.state != pending {
 			t.Errorf("the state is %d, want pending", a.state)
@@ -106,7 +106,7 @@ func TestMessageWithLittleTrustLeftIsChecked(t *testing.T) {
 		if err := other.Release(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(time.Minute)
+		redistest.Elapse(time.Minute)
 	})
 }
 
@@ -157,7 +157,7 @@ func TestOverloadLosesNoMoreThanTheExcess(t *testing.T) {
 		}
 		told := false
 		for range 10 {
-			time.Sleep(ttl / 8)
+			redistest.Elapse(ttl / 8)
 			if n := alive(); n < many && !told {
 				told = strings.Contains(log.String(), "fall behind")
 				if !told {
@@ -165,7 +165,7 @@ func TestOverloadLosesNoMoreThanTheExcess(t *testing.T) {
 				}
 			}
 		}
-		time.Sleep(ttl)
+		redistest.Elapse(ttl)
 		if n := alive(); n < capacity*3/4 {
 			t.Errorf("%d of %d are left, and %d could be renewed", n, many, capacity)
 		} else {
@@ -180,7 +180,7 @@ func TestOverloadLosesNoMoreThanTheExcess(t *testing.T) {
 			}
 			a.mu.Unlock()
 		}
-		time.Sleep(time.Minute)
+		redistest.Elapse(time.Minute)
 	})
 }
 

@@ -65,7 +65,7 @@ func TestHeldRequestArrivesAfterItsClientHasGone(t *testing.T) {
 		if l.Live() != 0 || l.Held() != 1 {
 			t.Fatalf("want 0 connections live and 1 held, got %d and %d", l.Live(), l.Held())
 		}
-		time.Sleep(time.Hour)
+		redistest.Elapse(time.Hour)
 		if m.Exists("late") {
 			t.Fatal("want the request held for an hour, it has arrived")
 		}
@@ -308,7 +308,7 @@ func TestServersEndReachesTheClientAfterItsReplies(t *testing.T) {
 		c := dial(t, l)
 		l.SetDelay(time.Second)
 		send(t, c, "PING")
-		time.Sleep(time.Second) // the request has arrived, the reply is in flight
+		redistest.Elapse(time.Second) // the request has arrived, the reply is in flight
 		synctest.Wait()
 		m.Close()
 		if got, err := io.ReadAll(c); err != nil || string(got) != "+PONG\r\n" {
@@ -444,8 +444,8 @@ func TestControlsAreSafeForConcurrentUse(t *testing.T) {
 			func() { l.Hole(true, true); l.Hole(false, false) },
 			func() { l.Refuse(true); l.Refuse(false) },
 			func() { l.LoseReply("incr", 1) },
-			func() { release := l.HoldRequest("incr"); time.Sleep(time.Millisecond); release() },
-			func() { release := l.HoldReply("incr"); time.Sleep(time.Millisecond); release() },
+			func() { release := l.HoldRequest("incr"); redistest.Elapse(time.Millisecond); release() },
+			func() { release := l.HoldReply("incr"); redistest.Elapse(time.Millisecond); release() },
 			l.Cut,
 			func() { l.LoseMessage("never sent"); l.HoldMessage("PONG")() },
 			func() { l.Live(); l.Dials(); l.Held(); l.Effects() },
@@ -453,7 +453,7 @@ func TestControlsAreSafeForConcurrentUse(t *testing.T) {
 			all.Go(func() {
 				for range 50 {
 					control()
-					time.Sleep(time.Millisecond)
+					redistest.Elapse(time.Millisecond)
 				}
 			})
 		}

@@ -64,7 +64,7 @@ const (
 func TestGrantThatServesNobodyIsNotKept(t *testing.T) {
 	redistest.MiniLocks(t)
 	synctest.Test(t, func(t *testing.T) {
-		defer time.Sleep(10 * time.Minute) // in which everything in the background ends
+		defer redistest.Elapse(10 * time.Minute) // in which everything in the background ends
 		_, rc := redistest.Mini(t)
 		c, g := newConfig(firstCome, rc), &caller{write: true, result: make(chan error, 1)}
 		keys, _ := script.NewKeys("x")
@@ -80,7 +80,7 @@ func TestGrantThatServesNobodyIsNotKept(t *testing.T) {
 		(*atomic.Int64)(until).Store(int64(clock.Now()))
 		q.onAcquired(pending, nil)
 		go func() { g.result <- q.wait(t.Context(), w) }()
-		time.Sleep(ttl)
+		redistest.Elapse(ttl)
 		select {
 		case err := <-g.result:
 			if err != nil || g.grant.turn == pending {
@@ -107,7 +107,7 @@ func (l *lateUser) End(cause error) { <-l.tell; l.caller.End(cause) }
 func TestLostAcquisitionServesNobody(t *testing.T) {
 	redistest.MiniLocks(t)
 	synctest.Test(t, func(t *testing.T) {
-		defer time.Sleep(10 * time.Minute)
+		defer redistest.Elapse(10 * time.Minute)
 		_, rc := redistest.Mini(t)
 		c := newConfig(firstCome, rc)
 		keys, _ := script.NewKeys("x")
@@ -162,7 +162,7 @@ func passOn(t *testing.T, holder *caller, next *nosyUser) (served chan error, un
 func TestHolderHasLeftBeforeTheNextIsGranted(t *testing.T) {
 	redistest.MiniLocks(t)
 	synctest.Test(t, func(t *testing.T) {
-		defer time.Sleep(10 * time.Minute)
+		defer redistest.Elapse(10 * time.Minute)
 		var left error
 		holder, next := &caller{}, &nosyUser{}
 		next.look = func(g *Grant) { left = g.turn.acq.Usable(holder) }
@@ -183,7 +183,7 @@ func TestHolderHasLeftBeforeTheNextIsGranted(t *testing.T) {
 func TestLossDuringAnUnlockIsNotTheEndOfTheQueue(t *testing.T) {
 	redistest.MiniLocks(t)
 	synctest.Test(t, func(t *testing.T) {
-		defer time.Sleep(10 * time.Minute)
+		defer redistest.Elapse(10 * time.Minute)
 		next := &nosyUser{}
 		once := false
 		next.look = func(g *Grant) {
@@ -202,7 +202,7 @@ func TestLossDuringAnUnlockIsNotTheEndOfTheQueue(t *testing.T) {
 		if !errors.Is(err, lockerr.ErrLockLost) {
 			t.Errorf("the unlock returns %v, want it lost", err)
 		}
-		time.Sleep(ttl)
+		redistest.Elapse(ttl)
 		select {
 		case err := <-served:
 			if err := errors.Join(err, next.grant.Unlock(t.Context(), next)); err != nil {
@@ -221,7 +221,7 @@ func TestLossDuringAnUnlockIsNotTheEndOfTheQueue(t *testing.T) {
 func TestEventsLookAtTheReadersOfATurnOnly(t *testing.T) {
 	redistest.MiniLocks(t)
 	synctest.Test(t, func(t *testing.T) {
-		defer time.Sleep(10 * time.Minute)
+		defer redistest.Elapse(10 * time.Minute)
 		_, rc := redistest.Mini(t)
 		c := newConfig(firstCome, rc)
 		keys, _ := script.NewKeys("x")
@@ -232,7 +232,7 @@ func TestEventsLookAtTheReadersOfATurnOnly(t *testing.T) {
 				t.Fatal(err)
 			}
 			readers = append(readers, r)
-			time.Sleep(2 * length)
+			redistest.Elapse(2 * length)
 		}
 		q, n := readers[0].grant.turn.queue, 0
 		for t := q.turns; t != nil; t = t.next {
@@ -336,8 +336,8 @@ func play(t *rapid.T, nodes int) {
 		"unlock2":   g.unlock,
 		"give up":   g.giveUp,
 		"loss":      g.lose,
-		"pass":      func(t *rapid.T) { time.Sleep(length * time.Duration(rapid.IntRange(1, 6).Draw(t, "part")) / 4) },
-		"wait":      func(t *rapid.T) { time.Sleep(ttl * time.Duration(rapid.IntRange(1, 6).Draw(t, "part")) / 4) },
+		"pass":      func(t *rapid.T) { redistest.Elapse(length * time.Duration(rapid.IntRange(1, 6).Draw(t, "part")) / 4) },
+		"wait":      func(t *rapid.T) { redistest.Elapse(ttl * time.Duration(rapid.IntRange(1, 6).Draw(t, "part")) / 4) },
 		"downgrade": g.downgrade,
 	})
 	g.finish()
@@ -385,7 +385,7 @@ func (g *game) lose(*rapid.T) {
 	for _, rc := range g.admins {
 		rc.FlushAll(context.Background())
 	}
-	time.Sleep(ttl) // everybody learns of it
+	redistest.Elapse(ttl) // everybody learns of it
 	synctest.Wait()
 }
 
@@ -494,7 +494,7 @@ func (g *game) finish() {
 		if !open {
 			break
 		}
-		time.Sleep(ttl)
+		redistest.Elapse(ttl)
 	}
 	for _, c := range g.callers {
 		if c.asked {
@@ -505,7 +505,7 @@ func (g *game) finish() {
 	if n := Len(); n != 0 {
 		g.Errorf("%d queues are left", n)
 	}
-	time.Sleep(10*time.Minute + time.Second) // the longest lease has ended
+	redistest.Elapse(10*time.Minute + time.Second) // the longest lease has ended
 	for _, rc := range g.admins {
 		if keys := rc.Keys(context.Background(), "*").Val(); len(keys) > 1 {
 			g.Errorf("%q are left", keys)
@@ -532,5 +532,5 @@ func (g *game) leave() {
 			}
 		}
 	}
-	time.Sleep(10*time.Minute + time.Second) // in which everything in the background ends
+	redistest.Elapse(10*time.Minute + time.Second) // in which everything in the background ends
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redismutex/redismutex/internal/mailbox"
+	"github.com/redismutex/redismutex/internal/redistest"
 	"github.com/redismutex/redismutex/internal/script"
 )
 
@@ -28,7 +29,7 @@ func TestCallIsRepeatedForHalfATTLAtMost(t *testing.T) {
 					calls := 0
 					n := &Node{Mailbox: mailbox.New(nil, "box"), process: func(_ context.Context, c redis.Cmder) error {
 						calls++
-						time.Sleep(took)
+						redistest.Elapse(took)
 						c.(*redis.Cmd).SetVal([]any{int64(script.Waiting), int64(0), int64(1)}) // and more
 						return nil
 					}}

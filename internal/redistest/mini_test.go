@@ -19,11 +19,11 @@ func TestMiniLivesInVirtualTime(t *testing.T) {
 			if err := rc.Set(t.Context(), "k", "v", 24*time.Hour).Err(); err != nil {
 				t.Fatal(err)
 			}
-			time.Sleep(24*time.Hour - time.Second)
+			Elapse(24*time.Hour - time.Second)
 			if !m.Exists("k") {
 				t.Fatal("want the key for 24h, it expired 1s early")
 			}
-			time.Sleep(time.Second)
+			Elapse(time.Second)
 			if m.Exists("k") {
 				t.Fatal("want the key expired after 24h, it has not")
 			}
@@ -79,6 +79,6 @@ type slow struct {
 }
 
 func (c *slow) Write(b []byte) (int, error) {
-	time.Sleep(c.delay) // virtual
+	Elapse(c.delay) // virtual
 	return c.Conn.Write(b)
 }

@@ -29,7 +29,7 @@ func InVirtualTime(t *testing.T, test func(w *World)) {
 	MiniLocks(t)
 	synctest.Test(t, func(t *testing.T) {
 		// Registered first, this runs last. The extra second keeps it from ending together with a TTL.
-		t.Cleanup(func() { time.Sleep(10*time.Minute + time.Second) })
+		t.Cleanup(func() { Elapse(10*time.Minute + time.Second) })
 		w := &World{T: t}
 		w.Redis, w.Admin = Mini(t)
 		defer func() {

@@ -38,7 +38,7 @@ func compare(t *testing.T, quorum bool) {
 			rapid.SyncTest(t, func(t *rapid.T) {
 				_, rc := redistest.Mini(t)
 				g := newRig(rc, quorum)
-				g.pass = func(d int64) { time.Sleep(time.Duration(d) * time.Millisecond) }
+				g.pass = func(d int64) { redistest.Elapse(time.Duration(d) * time.Millisecond) }
 				t.Cleanup(g.listen())
 				t.Repeat(map[string]func(*rapid.T){"step": g.step})
 			})

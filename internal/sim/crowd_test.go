@@ -15,6 +15,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/redismutex/redismutex"
 	"github.com/redismutex/redismutex/internal/faultnet"
+	"github.com/redismutex/redismutex/internal/redistest"
 )
 
 // A crowd is a process with few connections and many goroutines that lock at once. It has keys of its own, which are not in
@@ -66,7 +67,7 @@ var crowdEvents = []string{atOnce, restarted, overwritten, closedDown}
 func (e *era) crowds(t *testing.T) {
 	random := e.draw(3)
 	event := crowdEvents[random.IntN(len(crowdEvents))]
-	time.Sleep(time.Duration(random.Int64N(int64(longest))))
+	redistest.Elapse(time.Duration(random.Int64N(int64(longest))))
 	c := e.newCrowd(t, random, crowdPrefix, event)
 	e.injected(event)
 	e.took(event, map[string]func(*crowd) bool{
@@ -205,13 +206,13 @@ func (c *crowd) outlivesARestart() bool {
 	keys := []int{1, 4}[c.random.IntN(2)]
 	locks := c.lock(c.mutex, "", keys)
 	wait := c.start(many, keys, c.served)
-	time.Sleep(c.ttl)
+	redistest.Elapse(c.ttl)
 	c.lines.Store(0)
 	for _, l := range c.links {
 		l.Refuse(true)
 		l.Cut()
 	}
-	time.Sleep(c.ttl + time.Duration(c.random.Int64N(int64(c.ttl))))
+	redistest.Elapse(c.ttl + time.Duration(c.random.Int64N(int64(c.ttl))))
 	found := false
 	for _, n := range c.era.nodes {
 		for _, key := range n.keysOf(c.name) {
@@ -228,7 +229,7 @@ func (c *crowd) outlivesARestart() bool {
 			c.wrong("want ErrLockLost from the unlock of a lock that Redis has forgotten, got %v", err)
 		}
 	}
-	time.Sleep(2 * c.ttl)
+	redistest.Elapse(2 * c.ttl)
 	if n, nodes := c.sent.Load(), len(c.nodes); n > int64(mostCommands*many*nodes) {
 		c.wrong("want %d commands per waiter and node at most, got %d for %d waiters on %d keys, %d nodes", mostCommands, n, many, keys, nodes)
 	}
@@ -251,7 +252,7 @@ func (c *crowd) isOverwritten() bool {
 			l.Unlock()
 		}
 	})
-	time.Sleep(c.ttl + time.Duration(c.random.Int64N(int64(c.ttl))))
+	redistest.Elapse(c.ttl + time.Duration(c.random.Int64N(int64(c.ttl))))
 	key := c.name + ":0"
 	nodes := c.random.Perm(len(c.nodes))[:len(c.nodes)/2+1+c.random.IntN(len(c.nodes)/2+1)]
 	for _, i := range nodes {
@@ -260,7 +261,7 @@ func (c *crowd) isOverwritten() bool {
 		}
 	}
 	wait(c.ttl/2 + renewed)
-	time.Sleep(3 * c.ttl) // all leases and tombstones have ended
+	redistest.Elapse(3 * c.ttl) // all leases and tombstones have ended
 	for _, i := range nodes {
 		if got, err := c.nodes[i].mini.Get(key); got != data || c.nodes[i].mini.TTL(key) != 0 {
 			c.wrong("want the data left alone, it is %q, %v, with a TTL of %v", got, err, c.nodes[i].mini.TTL(key))
@@ -292,7 +293,7 @@ func (c *crowd) isClosed() bool {
 			l.Unlock()
 		}
 	})
-	time.Sleep(c.ttl + time.Duration(c.random.Int64N(int64(c.ttl))))
+	redistest.Elapse(c.ttl + time.Duration(c.random.Int64N(int64(c.ttl))))
 	for _, rc := range c.clients {
 		rc.Close()
 	}

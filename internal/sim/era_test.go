@@ -122,7 +122,7 @@ func (e *era) fail(format string, args ...any) {
 func (e *era) run(t *testing.T) {
 	// Every bubble begins in the year 2000, but the clock of the ranks belongs to this process: without this sleep it
 	// would stand still in all eras but the first.
-	time.Sleep(time.Duration(e.number) * eraLength)
+	redistest.Elapse(time.Duration(e.number) * eraLength)
 	e.start = time.Now()
 	e.stopping = make(chan struct{}) // made in the bubble, so that time passes while goroutines wait for it
 	e.recorder = history.New(e.clock, nil)
@@ -138,7 +138,7 @@ func (e *era) run(t *testing.T) {
 	if e.mood == chaos || e.mood == lossy {
 		e.havoc(t)
 	}
-	time.Sleep(activity - time.Since(e.start))
+	redistest.Elapse(activity - time.Since(e.start))
 	e.mu.Lock()
 	e.healing = true
 	e.mu.Unlock()
@@ -150,7 +150,7 @@ func (e *era) run(t *testing.T) {
 	e.served()
 	e.empty()
 	e.end()
-	time.Sleep(eraLength - time.Since(e.start))
+	redistest.Elapse(eraLength - time.Since(e.start))
 	e.summary.mu.Lock()
 	e.summary.time += time.Since(e.start)
 	e.summary.mu.Unlock()
@@ -183,7 +183,7 @@ func (e *era) served() {
 
 // empty checks that nothing is left when the longest lease and the longest tombstone have ended.
 func (e *era) empty() {
-	time.Sleep(3*longest + mostBack)
+	redistest.Elapse(3*longest + mostBack)
 	for i, n := range e.nodes {
 		if left := n.keys(); len(left) > 0 {
 			e.fail("want nothing left on node %d but token counters, got %q", i+1, left)
@@ -204,7 +204,7 @@ func (e *era) end() {
 	for _, rc := range e.clients {
 		rc.Close()
 	}
-	time.Sleep(2 * longest)
+	redistest.Elapse(2 * longest)
 }
 
 // A node is a server.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/redismutex/redismutex/internal/faultnet"
+	"github.com/redismutex/redismutex/internal/redistest"
 )
 
 // A linkFault is a fault of the link between one process and one node. Strike applies it for about as long as lasts.
@@ -32,7 +33,7 @@ const tardyTTL = 5 * time.Second
 var linkFaults = []linkFault{
 	{"reply lost", func(_ *process, l *faultnet.Link, lasts time.Duration) {
 		l.LoseReply("evalsha", 1)
-		time.Sleep(lasts)
+		redistest.Elapse(lasts)
 	}, func(e faultnet.Effects) int { return e.LostReplies }},
 	tardyFaults[0], tardyFaults[1],
 	{"request late", during((*faultnet.Link).HoldRequest, "evalsha"), heldRequests},
@@ -40,23 +41,23 @@ var linkFaults = []linkFault{
 	{"reply late, then nothing", func(p *process, l *faultnet.Link, lasts time.Duration) {
 		during((*faultnet.Link).HoldReply, "evalsha")(p, l, lasts/4)
 		l.Hole(true, true)
-		time.Sleep(lasts)
+		redistest.Elapse(lasts)
 		p.heal(l)
 	}, heldReplies},
 	{"message lost", func(_ *process, l *faultnet.Link, lasts time.Duration) {
 		l.LoseMessage(message)
-		time.Sleep(lasts)
+		redistest.Elapse(lasts)
 	}, func(e faultnet.Effects) int { return e.LostMessages }},
 	{"message late", during((*faultnet.Link).HoldMessage, message), heldMessages},
 	{"message late, and nothing else", func(p *process, l *faultnet.Link, lasts time.Duration) {
 		release := l.HoldMessage(message)
 		for i := 0; i < 40 && l.Held() == 0; i++ {
-			time.Sleep(lasts / 20)
+			redistest.Elapse(lasts / 20)
 		}
 		l.Hole(true, true)
-		time.Sleep(lasts / 2)
+		redistest.Elapse(lasts / 2)
 		release()
-		time.Sleep(lasts)
+		redistest.Elapse(lasts)
 		p.heal(l)
 	}, heldMessages},
 	{"requests vanish", hole(true, false), swallowed},
@@ -67,7 +68,7 @@ var linkFaults = []linkFault{
 	{"refused", func(p *process, l *faultnet.Link, lasts time.Duration) {
 		l.Refuse(true)
 		l.Cut()
-		time.Sleep(lasts)
+		redistest.Elapse(lasts)
 		p.heal(l)
 	}, func(e faultnet.Effects) int { return e.Refused }},
 }
@@ -83,7 +84,7 @@ func swallowed(e faultnet.Effects) int    { return e.Swallowed }
 func during(hold func(*faultnet.Link, string) func(), match string) func(*process, *faultnet.Link, time.Duration) {
 	return func(_ *process, l *faultnet.Link, lasts time.Duration) {
 		release := hold(l, match)
-		time.Sleep(lasts)
+		redistest.Elapse(lasts)
 		release()
 	}
 }
@@ -91,7 +92,7 @@ func during(hold func(*faultnet.Link, string) func(), match string) func(*proces
 func hole(up, down bool) func(*process, *faultnet.Link, time.Duration) {
 	return func(p *process, l *faultnet.Link, lasts time.Duration) {
 		l.Hole(up, down)
-		time.Sleep(lasts)
+		redistest.Elapse(lasts)
 		p.heal(l)
 	}
 }
@@ -175,11 +176,11 @@ func (e *era) havoc(t *testing.T) {
 	for e.left() > 0 {
 		n := e.nodes[e.random.IntN(len(e.nodes))]
 		if e.mood == lossy {
-			time.Sleep(longest + time.Duration(e.random.ExpFloat64()*float64(5*time.Second)))
+			redistest.Elapse(longest + time.Duration(e.random.ExpFloat64()*float64(5*time.Second)))
 			e.lose(n)
 			continue
 		}
-		time.Sleep(time.Duration(e.random.ExpFloat64() * float64(6*time.Second)))
+		redistest.Elapse(time.Duration(e.random.ExpFloat64() * float64(6*time.Second)))
 		switch e.random.IntN(7) {
 		case 0:
 			e.freeze(frozen, n, time.Duration(e.random.Int64N(int64(2*time.Second))), nil)
@@ -189,7 +190,7 @@ func (e *era) havoc(t *testing.T) {
 			if len(e.nodes) > 1 {
 				// No process trusts a lease on this node any more when it is back.
 				e.freeze(emptied, n, longest+time.Second, func() { e.empties(n, emptied) })
-				time.Sleep(longest + time.Second)
+				redistest.Elapse(longest + time.Second)
 			}
 		case 3:
 			by := time.Duration(e.random.Int64N(int64(2 * time.Second)))
@@ -223,7 +224,7 @@ func (e *era) freeze(name string, n *node, lasts time.Duration, meanwhile func()
 		if meanwhile != nil {
 			meanwhile()
 		}
-		time.Sleep(lasts)
+		redistest.Elapse(lasts)
 		n.link.Hole(false, false)
 		n.link.Cut()
 		if meanwhile == nil {
@@ -241,7 +242,7 @@ func (e *era) empties(n *node, name string) {
 // lose makes a node lose all its data or some leases. Nothing else fails meanwhile, so holders and waiters learn of it at
 // their next renewal.
 func (e *era) lose(n *node) {
-	time.Sleep(time.Duration(e.random.Int64N(int64(time.Second)))) // not at the instant of anything else
+	redistest.Elapse(time.Duration(e.random.Int64N(int64(time.Second)))) // not at the instant of anything else
 	l := loss{e.clock(), e.random.IntN(2) == 0}
 	e.losses = append(e.losses, l)
 	if l.emptied {

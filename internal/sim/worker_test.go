@@ -10,6 +10,7 @@ import (
 
 	"github.com/redismutex/redismutex"
 	"github.com/redismutex/redismutex/internal/history"
+	"github.com/redismutex/redismutex/internal/redistest"
 )
 
 // A worker locks and unlocks, one key at a time.
@@ -385,7 +386,7 @@ func (w *worker) nest(a *attempt, l *redismutex.Lock, write bool) {
 	began := time.Now()
 	again, err := inner.lock(w.mutex(ttls[0]), ctx)
 	took := time.Since(began)
-	time.Sleep(time.Nanosecond) // a loss may just be about to be told
+	redistest.Elapse(time.Nanosecond) // a loss may just be about to be told
 	ended := l.Err() != nil || w.ctx.Err() != nil
 	if err == nil && again.ID() != l.ID() { // a lock of its own, since the owner's was lost
 		if !ended {
