@@ -11,7 +11,6 @@ import (
 	"runtime"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -899,27 +898,6 @@ func TestFirstErrorIsReturnedWhileOthersHold(t *testing.T) {
 	}
 }
 
-// A panickingHook panics with the next command, or the next pipeline, once it is set.
-type panickingHook struct{ command, pipeline atomic.Bool }
-
-func (h *panickingHook) DialHook(next redis.DialHook) redis.DialHook { return next }
-func (h *panickingHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
-	return func(ctx context.Context, c redis.Cmder) error {
-		if h.command.CompareAndSwap(true, false) {
-			panic("hook")
-		}
-		return next(ctx, c)
-	}
-}
-func (h *panickingHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, c []redis.Cmder) error {
-		if h.pipeline.CompareAndSwap(true, false) {
-			panic("hook")
-		}
-		return next(ctx, c)
-	}
-}
-
 // panics checks that f panics.
 func (w *world) panics(what string, f func()) {
 	w.Helper()
@@ -929,29 +907,6 @@ func (w *world) panics(what string, f func()) {
 		}
 	}()
 	f()
-}
-
-// A brokenContext panics when it is used, as a type does that embeds a nil context.
-type brokenContext struct{ context.Context }
-
-// An unlock whose context panics, on the goroutine of a caller that recovers, changes nothing: the lock can be unlocked
-// with another one.
-func TestUnlockWithABrokenContextChangesNothing(t *testing.T) {
-	for _, turn := range []time.Duration{DefaultTurn, 0} {
-		inBubble(t, func(w *world) {
-			m := NewMutex(w.client(nil), "x", WithTurn(turn))
-			l := w.lock(m, true)
-			next := w.later(m, true)
-			redistest.Elapse(2 * DefaultTurn)
-			w.panics("an unlock", func() { _ = l.UnlockContext(brokenContext{}) })
-			w.pending(next)
-			if l.Err() != nil {
-				t.Errorf("the lock has ended: %v", context.Cause(l))
-			}
-			w.unlock(l)
-			w.unlock(w.within(DefaultTTL, next))
-		})
-	}
 }
 
 // A hook that panics on the goroutine of a caller, which recovers, as a server does, stops nobody else: not when it acquires

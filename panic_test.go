@@ -1,0 +1,221 @@
+package redismutex
+
+// Foreign code that panics, or ends its goroutine, stops nobody else.
+
+import (
+	"context"
+	"runtime"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redismutex/redismutex/internal/redistest"
+)
+
+// A brokenContext panics when it is used, as a type does that embeds a nil context.
+type brokenContext struct{ context.Context }
+
+// An unlock whose context panics, on the goroutine of a caller that recovers, changes nothing: the lock can be unlocked
+// with another one.
+func TestUnlockWithABrokenContextChangesNothing(t *testing.T) {
+	for _, turn := range []time.Duration{DefaultTurn, 0} {
+		inBubble(t, func(w *world) {
+			m := NewMutex(w.client(nil), "x", WithTurn(turn))
+			l := w.lock(m, true)
+			next := w.later(m, true)
+			redistest.Elapse(2 * DefaultTurn)
+			w.panics("an unlock", func() { _ = l.UnlockContext(brokenContext{}) })
+			w.pending(next)
+			if l.Err() != nil {
+				t.Errorf("the lock has ended: %v", context.Cause(l))
+			}
+			w.unlock(l)
+			w.unlock(w.within(DefaultTTL, next))
+		})
+	}
+}
+
+// A panickingHook panics with the next script, or the next pipeline of scripts, once it is set. Other commands are sent by
+// goroutines of the library, which nobody could recover.
+type panickingHook struct{ command, pipeline atomic.Bool }
+
+func (h *panickingHook) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (h *panickingHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, c redis.Cmder) error {
+		if strings.HasPrefix(c.Name(), "eval") && h.command.CompareAndSwap(true, false) {
+			panic("hook")
+		}
+		return next(ctx, c)
+	}
+}
+func (h *panickingHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, c []redis.Cmder) error {
+		// The connection of a subscription begins with a pipeline, too.
+		if strings.HasPrefix(c[len(c)-1].Name(), "eval") && h.pipeline.CompareAndSwap(true, false) {
+			panic("hook")
+		}
+		return next(ctx, c)
+	}
+}
+
+// A moodyContext panics or ends the goroutine while mood is set.
+type moodyContext struct {
+	context.Context
+	mood *atomic.Int32
+}
+
+func (c moodyContext) Value(key any) any {
+	switch c.mood.Load() {
+	case 1:
+		panic("context")
+	case 2:
+		runtime.Goexit()
+	}
+	return c.Context.Value(key)
+}
+
+// T11: a loss that is told to a lock whose parent context ends the goroutine ends the other locks, and the queue goes on.
+func TestLossWithABrokenParentStopsNobody(t *testing.T) {
+	inBubble(t, func(w *world) {
+		m := NewMutex(w.client(nil), "x")
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		parent := moodyContext{ctx, new(atomic.Int32)}
+		_, err := m.LockContext(parent)
+		if err != nil {
+			t.Fatal(err)
+		}
+		next := w.later(m, true)
+		parent.mood.Store(2)
+		w.Redis.FlushAll()
+		w.unlock(w.within(2*DefaultTTL, next))
+	})
+}
+
+// A hookOnce ends the goroutine of the next command, once it is set.
+type hookOnce struct{ on *atomic.Bool }
+
+func (h hookOnce) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (h hookOnce) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+func (h hookOnce) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, c redis.Cmder) error {
+		if h.on.CompareAndSwap(true, false) {
+			runtime.Goexit()
+		}
+		return next(ctx, c)
+	}
+}
+
+// T11: a hook that ends the goroutine of an acquire in the background does not stop the queue.
+func TestHookThatEndsABackgroundAcquireStopsNobody(t *testing.T) {
+	inBubble(t, func(w *world) {
+		rc, hook := w.client(nil), hookOnce{new(atomic.Bool)}
+		m, other := NewMutex(rc, "x"), NewMutex(w.client(nil), "x")
+		held := w.lock(other, true)
+		ctx, cancel := context.WithCancel(context.Background())
+		go m.RLockContext(ctx) // the head
+		synctest.Wait()
+		next := w.later(m, true)
+		rc.AddHook(hook)
+		hook.on.Store(true)
+		cancel() // an acquire for a writer is made in the background
+		synctest.Wait()
+		if hook.on.Load() {
+			t.Fatal("nothing was asked")
+		}
+		w.unlock(held)
+		w.unlock(w.within(2*DefaultTTL, next))
+	})
+}
+
+// A call whose hook ends the goroutine returns, whether its context can end or not.
+func TestHookThatEndsACallEndsTheWait(t *testing.T) {
+	inBubble(t, func(w *world) {
+		rc, hook := w.client(nil), hookOnce{new(atomic.Bool)}
+		m := NewMutex(rc, "x")
+		rc.AddHook(hook)
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		hook.on.Store(true)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			if l, err := m.LockContext(ctx); err == nil {
+				l.Unlock()
+			}
+		}()
+		select {
+		case <-done:
+		case <-time.After(10 * DefaultTTL):
+			t.Fatalf("LockContext has not returned after %v", 10*DefaultTTL)
+		}
+	})
+}
+
+// An unlock whose parent context panics, on the goroutine of a caller that recovers, does not leave the lock to be renewed
+// for ever, nor its owner in memory.
+func TestUnlockWithABrokenParentReleases(t *testing.T) {
+	for turn, opt := range map[time.Duration][]LockOption{DefaultTurn: nil, 0: {WithOwner("one")}} {
+		inBubble(t, func(w *world) {
+			m := NewMutex(w.client(nil), "x", WithTurn(turn))
+			ctx, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			parent := moodyContext{ctx, new(atomic.Int32)}
+			l, err := m.LockContext(parent, opt...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			next := w.later(NewMutex(w.client(nil), "x"), true)
+			parent.mood.Store(1)
+			w.panics("an unlock", l.Unlock)
+			w.unlock(w.within(2*DefaultTTL, next))
+			owners.Lock()
+			defer owners.Unlock()
+			if n := len(owners.m); n != 0 {
+				t.Errorf("%d owners are left, want none", n)
+			}
+		})
+	}
+}
+
+// A call of an owner that ends in a panic leaves nothing of it in memory.
+func TestOwnerIsForgottenAfterAPanic(t *testing.T) {
+	inBubble(t, func(w *world) {
+		rc, hook := w.client(nil), &panickingHook{}
+		rc.AddHook(hook)
+		m := NewMutex(rc, "x")
+		hook.command.Store(true)
+		w.panics("a lock", func() { m.Lock(WithOwner("one")) })
+		owners.Lock()
+		defer owners.Unlock()
+		if n := len(owners.m); n != 0 {
+			t.Errorf("%d owners are left, want none", n)
+		}
+	})
+}
+
+// A loss that is told to a lock whose parent context ends the goroutine is told to the locks that share its acquisition.
+func TestLossWithABrokenParentEndsTheOtherLocks(t *testing.T) {
+	inBubble(t, func(w *world) {
+		m := NewMutex(w.client(nil), "x")
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		parent := moodyContext{ctx, new(atomic.Int32)}
+		if _, err := m.RLockContext(parent); err != nil {
+			t.Fatal(err)
+		}
+		l := w.lock(m, false)
+		parent.mood.Store(2)
+		w.Redis.FlushAll()
+		select {
+		case <-l.Done():
+		case <-time.After(2 * DefaultTTL):
+			t.Errorf("a lock that was lost has not ended after %v", 2*DefaultTTL)
+		}
+	})
+}
