@@ -18,20 +18,52 @@ const timeout = ttl + time.Second
 
 // A crowd has the results of goroutines that lock and unlock repeatedly.
 type crowd struct {
-	took      time.Duration
-	counts    []int           // the number of locks of each goroutine
-	waits     []time.Duration // how long each lock took; of goroutines that wait at the end, so far
-	handovers int64           // how often a lock went to another goroutine than the last one
+	took   time.Duration
+	counts []int           // the number of locks of each goroutine
+	waits  []time.Duration // how long each lock took; of goroutines that wait at the end, so far
+
+	// How often a lock went to another goroutine than the last one: of the same process, and of another one.
+	within, between int64
 }
 
-// run starts a goroutine for each lock that locks and unlocks it until the turn is over, with nothing in between. Then it calls atEnd.
-// If that cancels ctx, the goroutines that still wait return and are not counted.
-func run(ctx context.Context, locks []lock, turn time.Duration, atEnd func() error) (*crowd, error) {
+// A scene is where the goroutines of a process lock, maybe beside those of others.
+type scene struct {
+	*meeting
+	process int
+	section time.Duration // spent with the lock
+	alone   bool          // whether it is an error to have the lock beside another goroutine
+}
+
+// run starts a goroutine for each lock that locks and unlocks it until the turn is over. Then it calls atEnd. If that cancels ctx, the
+// goroutines that still wait return and are not counted.
+func run(ctx context.Context, locks []lock, turn time.Duration, at scene, atEnd func() error) (*crowd, error) {
 	c := &crowd{counts: make([]int, len(locks))}
 	var over atomic.Bool
-	var last, handovers atomic.Int64
+	var within, between atomic.Int64
 	waits, errs := make([][]time.Duration, len(locks)), make([]error, len(locks))
-	again := func(g int) (err error) {
+	hold := func(g int) error {
+		if at.alone {
+			defer at.inside.Add(-1)
+			if at.inside.Add(1) > 1 {
+				return errors.New("another goroutine has the lock, too")
+			}
+		}
+		if over.Load() {
+			return nil
+		}
+		c.counts[g]++
+		me := int64(at.process)<<32 | int64(g+1)
+		switch last := at.last.Swap(me); {
+		case last == me:
+		case last>>32 == int64(at.process):
+			within.Add(1)
+		default:
+			between.Add(1)
+		}
+		spend(at.section)
+		return nil
+	}
+	again := func(g int) error {
 		for !over.Load() {
 			start := time.Now()
 			unlock, err := locks[g](ctx)
@@ -41,13 +73,8 @@ func run(ctx context.Context, locks []lock, turn time.Duration, atEnd func() err
 				return nil
 			case err != nil:
 				return err
-			case !over.Load():
-				c.counts[g]++
-				if last.Swap(int64(g)+1) != int64(g)+1 {
-					handovers.Add(1)
-				}
 			}
-			if err := unlock(); err != nil {
+			if err := errors.Join(hold(g), unlock()); err != nil {
 				return err
 			}
 		}
@@ -60,7 +87,7 @@ func run(ctx context.Context, locks []lock, turn time.Duration, atEnd func() err
 	}
 	time.Sleep(turn)
 	over.Store(true)
-	c.took, c.handovers = time.Since(start), handovers.Load()
+	c.took, c.within, c.between = time.Since(start), within.Load(), between.Load()
 	err := atEnd()
 	if !ends(&all, timeout) {
 		return nil, fmt.Errorf("some goroutines still waited %v after the turn", timeout)
@@ -89,12 +116,16 @@ func (c *crowd) sample() sample {
 	return sample{
 		"locks/s":         float64(locks) / c.took.Seconds(),
 		"µs/lock":         c.took.Seconds() * 1e6 / float64(max(locks, 1)),
-		"hand-overs/s":    float64(c.handovers) / c.took.Seconds(),
+		"hand-overs/s":    float64(c.within+c.between) / c.took.Seconds(),
 		"Jain":            jain(c.counts),
-		"slowest/fastest": float64(slices.Min(c.counts)) / float64(max(slices.Max(c.counts), 1)),
+		"slowest/fastest": c.slowestToFastest(),
 		"median ms":       median(c.waits).Seconds() * 1000,
 		"longest ms":      slices.Max(c.waits).Seconds() * 1000,
 	}
+}
+
+func (c *crowd) slowestToFastest() float64 {
+	return float64(slices.Min(c.counts)) / float64(max(slices.Max(c.counts), 1))
 }
 
 // handOffs hands a lock from one client to another that waits for it, until the turn is over, and measures the time from the start of
@@ -149,8 +180,8 @@ func handOffs(from, to lock, rc *redis.Client, turn time.Duration) (took, trips 
 	return took, trips, lost, err
 }
 
-// mostlyReads takes a write lock every 20th time, and otherwise a read lock if the library has them.
-func mostlyReads(c *client, key string, goroutine int) lock {
+// mostlyReads takes a write lock every 20th time, and otherwise a read lock if the library has them. It counts the write locks.
+func mostlyReads(c *client, key string, goroutine int, writes *atomic.Int64) lock {
 	write, read := c.lock(key), c.lock(key)
 	if c.rlock != nil {
 		read = c.rlock(key)
@@ -158,7 +189,11 @@ func mostlyReads(c *client, key string, goroutine int) lock {
 	n := 7 * goroutine
 	return func(ctx context.Context) (func() error, error) {
 		if n++; n%20 == 0 {
-			return write(ctx)
+			unlock, err := write(ctx)
+			if err == nil {
+				writes.Add(1)
+			}
+			return unlock, err
 		}
 		return read(ctx)
 	}
