@@ -188,10 +188,9 @@ func wait(rc *redis.Client, waiter *client, key string, n int, window time.Durat
 		cpu[i] = cpuTime()
 		err = errors.Join(err, failed)
 	}
-	before := waitingGoroutines()
 	look(0)
 	var all sync.WaitGroup
-	var left atomic.Int64
+	var begun, left atomic.Int64
 	began := time.Now()
 	errs := make([]error, n)
 	batch := n
@@ -204,6 +203,7 @@ func wait(rc *redis.Client, waiter *client, key string, n int, window time.Durat
 			me := i
 			i++
 			all.Go(func() {
+				begun.Add(1)
 				unlock, err := waiter.lock(key)(ctx)
 				left.Add(1)
 				if err == nil {
@@ -223,8 +223,8 @@ func wait(rc *redis.Client, waiter *client, key string, n int, window time.Durat
 				joined = int(inRedis)
 			default:
 				time.Sleep(time.Millisecond)
-				if inRedis, err = rc.ZCard(ctx, "{"+key+"}:lock-intent").Result(); inRedis > 0 {
-					joined = waitingGoroutines() - before
+				if inRedis, err = rc.ZCard(ctx, "{"+key+"}:lock-intent").Result(); inRedis > 0 && allWait() {
+					joined = int(begun.Load())
 				}
 			}
 		}
@@ -263,11 +263,11 @@ func wait(rc *redis.Client, waiter *client, key string, n int, window time.Durat
 	return s, nil
 }
 
-// waitingGoroutines returns how many goroutines are neither running nor about to.
-func waitingGoroutines() int {
-	sample := []metrics.Sample{{Name: "/sched/goroutines/waiting:goroutines"}}
+// allWait reports whether no goroutine of this process is about to run.
+func allWait() bool {
+	sample := []metrics.Sample{{Name: "/sched/goroutines/runnable:goroutines"}}
 	metrics.Read(sample)
-	return int(sample[0].Value.Uint64())
+	return sample[0].Value.Uint64() == 0
 }
 
 // stats are the statistics of a server.

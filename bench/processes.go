@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -56,7 +57,7 @@ type task struct {
 
 type result struct {
 	Counts          []int
-	Took, Longest   time.Duration
+	Took, Longest   time.Duration // the time of the turn, and of the longest wait
 	Within, Between int64
 }
 
@@ -83,14 +84,12 @@ func (b *bench) together(t team, addrs ...string) func(string) (*turner, error) 
 				return nil, errors.Join(err, end())
 			}
 			members = append(members, m)
-		}
-		for _, m := range members {
-			if err := m.answer.Decode(&struct{}{}); err != nil {
+			if err := m.answer.Decode(&struct{}{}); err != nil { // one after the other, since a start keeps the CPU busy
 				return nil, errors.Join(err, end())
 			}
 		}
 		turn := func(d time.Duration) (sample, []time.Duration, error) {
-			from := time.Now().Add(20 * time.Millisecond) // when all have read their tasks
+			from := time.Now().Add(50 * time.Millisecond) // when all have read their tasks
 			s, err := t.turn(members, task{b.newKey(), t.goroutines, t.section, from, from.Add(d)})
 			return s, nil, err
 		}
@@ -122,35 +121,32 @@ func (t team) turn(members []*member, what task) (sample, error) {
 		failed = errors.Join(failed, json.NewEncoder(m.ask).Encode(what))
 	}
 	var all crowd
-	s := sample{}
 	for _, m := range members {
 		var r result
 		if err := m.answer.Decode(&r); err != nil {
 			failed = errors.Join(failed, fmt.Errorf("a process: %w", err))
 			continue
 		}
-		locks := 0
-		for _, n := range r.Counts {
-			locks += n
-		}
-		s["locks/s"] += float64(locks) / r.Took.Seconds()
-		s["within/s"] += float64(r.Within) / r.Took.Seconds()
-		s["between/s"] += float64(r.Between) / r.Took.Seconds()
-		s["longest ms"] = max(s["longest ms"], r.Longest.Seconds()*1000)
+		all.took = max(all.took, r.Took)
+		all.within += r.Within
+		all.between += r.Between
+		all.waits = append(all.waits, r.Longest)
 		all.counts = append(all.counts, r.Counts...)
 	}
 	if failed != nil {
 		return nil, failed
 	}
-	s["hand-overs/s"] = s["within/s"] + s["between/s"]
-	s["slowest/fastest"], s["Jain"] = all.slowestToFastest(), jain(all.counts)
+	s := all.sample()
+	delete(s, "median ms") // that is of the longest waits
+	s["within/s"], s["between/s"] = float64(all.within)/all.took.Seconds(), float64(all.between)/all.took.Seconds()
 	if t.section > 0 {
 		s["share"] = s["locks/s"] * t.section.Seconds()
 	}
 	return s, nil
 }
 
-// memberMain is a process of a team: for each task that it reads it prints a result. Before, it prints that it is ready.
+// memberMain is a process of a team: for each task that it reads it prints a result. Before, it locks another
+// key, so that it has connections, and prints that it is ready.
 func memberMain(args []string) error {
 	at, err := meetAt(args[0])
 	if err != nil {
@@ -161,6 +157,13 @@ func memberMain(args []string) error {
 		return err
 	}
 	c, err := openAt(args[2], args[3:])
+	if err != nil {
+		return err
+	}
+	unlock, err := c.lock("first:" + rand.Text())(context.Background())
+	if err == nil {
+		err = unlock()
+	}
 	if err != nil {
 		return err
 	}
@@ -184,7 +187,7 @@ func memberMain(args []string) error {
 		time.Sleep(time.Until(t.From))
 		var done *crowd
 		if done, err = crowdOf(at, process, locks, t); err == nil {
-			err = out.Encode(result{done.counts, done.took, slices.Max(done.waits), done.within, done.between})
+			err = out.Encode(result{done.counts, done.took, slices.Max(append(done.waits, 0)), done.within, done.between})
 		}
 	}
 	return err

@@ -118,14 +118,10 @@ func (c *crowd) sample() sample {
 		"µs/lock":         c.took.Seconds() * 1e6 / float64(max(locks, 1)),
 		"hand-overs/s":    float64(c.within+c.between) / c.took.Seconds(),
 		"Jain":            jain(c.counts),
-		"slowest/fastest": c.slowestToFastest(),
+		"slowest/fastest": float64(slices.Min(c.counts)) / float64(max(slices.Max(c.counts), 1)),
 		"median ms":       median(c.waits).Seconds() * 1000,
 		"longest ms":      slices.Max(c.waits).Seconds() * 1000,
 	}
-}
-
-func (c *crowd) slowestToFastest() float64 {
-	return float64(slices.Min(c.counts)) / float64(max(slices.Max(c.counts), 1))
 }
 
 // handOffs hands a lock from one client to another that waits for it, until the turn is over, and measures the time from the start of
