@@ -59,6 +59,7 @@ type result struct {
 	Counts          []int
 	Took, Longest   time.Duration // the time of the turn, and of the longest wait
 	Within, Between int64
+	Overlaps        int64
 }
 
 // together prepares a turn of a team.
@@ -130,6 +131,7 @@ func (t team) turn(members []*member, what task) (sample, error) {
 		all.took = max(all.took, r.Took)
 		all.within += r.Within
 		all.between += r.Between
+		all.overlaps += r.Overlaps
 		all.waits = append(all.waits, r.Longest)
 		all.counts = append(all.counts, r.Counts...)
 	}
@@ -139,6 +141,7 @@ func (t team) turn(members []*member, what task) (sample, error) {
 	s := all.sample()
 	delete(s, "median ms") // that is of the longest waits
 	s["within/s"], s["between/s"] = float64(all.within)/all.took.Seconds(), float64(all.between)/all.took.Seconds()
+	s["overlaps"] = float64(all.overlaps)
 	if t.section > 0 {
 		s["share"] = s["locks/s"] * t.section.Seconds()
 	}
@@ -187,7 +190,7 @@ func memberMain(args []string) error {
 		time.Sleep(time.Until(t.From))
 		var done *crowd
 		if done, err = crowdOf(at, process, locks, t); err == nil {
-			err = out.Encode(result{done.counts, done.took, slices.Max(append(done.waits, 0)), done.within, done.between})
+			err = out.Encode(result{done.counts, done.took, slices.Max(append(done.waits, 0)), done.within, done.between, done.overlaps})
 		}
 	}
 	return err
@@ -196,7 +199,7 @@ func memberMain(args []string) error {
 func crowdOf(at *meeting, process int, locks []lock, t task) (*crowd, error) {
 	ctx, cancel := context.WithCancel(context.Background())
 	defer cancel()
-	return run(ctx, locks, time.Until(t.Until), scene{at, process, t.Section, true}, func() error { cancel(); return nil })
+	return run(ctx, locks, time.Until(t.Until), scene{at, process, t.Section}, func() error { cancel(); return nil })
 }
 
 // openAt opens a client of one server, or of several independent ones.
@@ -211,6 +214,28 @@ func openAt(library string, addrs []string) (*client, error) {
 type meeting struct {
 	last   atomic.Int64 // who had the lock last: the process and the goroutine
 	inside atomic.Int64 // how many have it
+}
+
+// Who had the lock last.
+type predecessor int
+
+const (
+	sameGoroutine predecessor = iota
+	sameProcess
+	otherProcess
+)
+
+// enter records that a goroutine has been granted the lock, and reports who had it last, and whether another one still has it.
+func (m *meeting) enter(process, goroutine int) (last predecessor, beside bool) {
+	beside = m.inside.Add(1) > 1
+	me := int64(process)<<32 | int64(goroutine+1)
+	switch was := m.last.Swap(me); {
+	case was == me:
+		return sameGoroutine, beside
+	case was>>32 == int64(process):
+		return sameProcess, beside
+	}
+	return otherProcess, beside
 }
 
 // meetAt maps a meeting from a file.

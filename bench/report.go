@@ -246,14 +246,14 @@ func (r *Results) teamTables() (t string) {
 				w := teamName(net, goroutines, section)
 				for _, library := range r.libraries(w) {
 					row := []string{library, strconv.Itoa(goroutines)}
-					for _, measure := range []string{"locks/s", "share", "within/s", "between/s", "slowest/fastest", "longest ms"} {
+					for _, measure := range []string{"locks/s", "share", "within/s", "between/s", "slowest/fastest", "longest ms", "overlaps"} {
 						row = append(row, number(r.mean(w, library, measure)))
 					}
 					rows = append(rows, row)
 				}
 			}
 			t += fmt.Sprintf("### One key, %d processes, %s, %s\n\n", processes, net, limit) +
-				table("library|goroutines of each|locks/s|share of the limit|hand-overs/s within a process|between them|slowest ÷ fastest|longest wait, ms", rows) + "\n"
+				table("library|goroutines of each|locks/s|share of the limit|hand-overs/s within a process|between them|slowest ÷ fastest|longest wait, ms|granted beside another", rows) + "\n"
 		}
 	}
 	return t
@@ -323,6 +323,18 @@ func (r *Results) targets() string {
 	least(of, 0.8, "slowest ÷ fastest goroutine", share("slowest/fastest"))
 	most(of, 3, "longest wait ÷ (processes × (turn + section))",
 		share("longest ms")/(processes*(redismutex.DefaultTurn+sections[1]).Seconds()*1000))
+	beside, measured := 0.0, false
+	for w := range r.Workloads {
+		for _, library := range []string{ours, oursStrict} {
+			if n := r.mean(w, library, "overlaps"); n >= 0 {
+				beside, measured = max(n, beside), true
+			}
+		}
+	}
+	if !measured {
+		beside = math.NaN()
+	}
+	most("several processes, the worst row", 0, "locks granted beside another", beside)
 	for _, net := range []string{loopback, distant} {
 		most("hand-off, strict, "+net, 1.1, "× "+blpop, r.ratio("hand-off/"+net, "µs", oursStrict, blpop))
 	}

@@ -24,6 +24,8 @@ type crowd struct {
 
 	// How often a lock went to another goroutine than the last one: of the same process, and of another one.
 	within, between int64
+
+	overlaps int64 // how often a lock was granted while another goroutine had it
 }
 
 // A scene is where the goroutines of a process lock, maybe beside those of others.
@@ -31,7 +33,6 @@ type scene struct {
 	*meeting
 	process int
 	section time.Duration // spent with the lock
-	alone   bool          // whether it is an error to have the lock beside another goroutine
 }
 
 // run starts a goroutine for each lock that locks and unlocks it until the turn is over. Then it calls atEnd. If that cancels ctx, the
@@ -39,29 +40,25 @@ type scene struct {
 func run(ctx context.Context, locks []lock, turn time.Duration, at scene, atEnd func() error) (*crowd, error) {
 	c := &crowd{counts: make([]int, len(locks))}
 	var over atomic.Bool
-	var within, between atomic.Int64
+	var within, between, overlaps atomic.Int64
 	waits, errs := make([][]time.Duration, len(locks)), make([]error, len(locks))
-	hold := func(g int) error {
-		if at.alone {
-			defer at.inside.Add(-1)
-			if at.inside.Add(1) > 1 {
-				return errors.New("another goroutine has the lock, too")
-			}
-		}
+	hold := func(g int) {
+		last, beside := at.enter(at.process, g)
+		defer at.inside.Add(-1)
 		if over.Load() {
-			return nil
+			return
 		}
 		c.counts[g]++
-		me := int64(at.process)<<32 | int64(g+1)
-		switch last := at.last.Swap(me); {
-		case last == me:
-		case last>>32 == int64(at.process):
+		switch last {
+		case sameProcess:
 			within.Add(1)
-		default:
+		case otherProcess:
 			between.Add(1)
 		}
+		if beside {
+			overlaps.Add(1)
+		}
 		spend(at.section)
-		return nil
 	}
 	again := func(g int) error {
 		for !over.Load() {
@@ -74,7 +71,8 @@ func run(ctx context.Context, locks []lock, turn time.Duration, at scene, atEnd 
 			case err != nil:
 				return err
 			}
-			if err := errors.Join(hold(g), unlock()); err != nil {
+			hold(g)
+			if err := unlock(); err != nil {
 				return err
 			}
 		}
@@ -87,7 +85,8 @@ func run(ctx context.Context, locks []lock, turn time.Duration, at scene, atEnd 
 	}
 	time.Sleep(turn)
 	over.Store(true)
-	c.took, c.within, c.between = time.Since(start), within.Load(), between.Load()
+	c.took = time.Since(start)
+	c.within, c.between, c.overlaps = within.Load(), between.Load(), overlaps.Load()
 	err := atEnd()
 	if !ends(&all, timeout) {
 		return nil, fmt.Errorf("some goroutines still waited %v after the turn", timeout)
