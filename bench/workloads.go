@@ -123,6 +123,7 @@ func (b *bench) addTeams(add func(string, []string, time.Duration, func(string) 
 				}
 				t := team{processes: processes, goroutines: goroutines, section: section}
 				w := add(teamName(name, goroutines, section), libraries, b.turn, b.together(t, b.nets[name].addr))
+				w.cold = true // its processes have connections
 				if section > time.Millisecond {
 					w.turn = 3 * b.turn / 2
 				}
