@@ -163,12 +163,17 @@ func memberMain(args []string) error {
 	if err != nil {
 		return err
 	}
-	unlock, err := c.lock("first:" + rand.Text())(context.Background())
-	if err == nil {
-		err = unlock()
-	}
-	if err != nil {
-		return err
+	for try := 1; ; try++ { // a node that answers late, while processes start, is no error yet
+		unlock, err := c.lock("first:" + rand.Text())(context.Background())
+		if err == nil {
+			err = unlock()
+		}
+		if err == nil {
+			break
+		}
+		if try == 10 {
+			return err
+		}
 	}
 	cpus := runtime.GOMAXPROCS(0)
 	in, out := json.NewDecoder(os.Stdin), json.NewEncoder(os.Stdout)
