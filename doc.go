@@ -72,7 +72,8 @@
 //
 // With several nodes ([NewRedlock]) the promises hold for the lock as a whole. A
 // majority of the nodes grants it, renews it and agrees on its token, and "the
-// server" above is any majority of them.
+// server" above is any majority of them. A token there begins with the clock of
+// the process that asks, not with that of a node.
 //
 // # How it works
 //

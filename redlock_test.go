@@ -138,6 +138,34 @@ func TestQuorumLockIsOneCommandPerNodeAndVerb(t *testing.T) {
 	}
 }
 
+// Promise 9: the nodes agree on the first token of a key too, whatever their clocks, so that it need not be raised.
+func TestFirstLockOfAKeyRaisesNoToken(t *testing.T) {
+	onNodes(t, 3, func(ns *nodes) {
+		done := make(chan struct{})
+		defer close(done)
+		ns.clocks(done, time.Second, time.Minute, time.Hour)
+		sent := []*counter{{}, {}, {}}
+		m := NewRedlock(ns.process(func(i int, rc *redis.Client) { rc.AddHook(sent[i]) }), "y")
+		first := ns.lock(m, true) // the settings of the servers are looked at, once
+		synctest.Wait()
+		ns.unlock(first)
+		for _, c := range sent {
+			c.reset()
+		}
+		l, err := m.LockContext(ns.Context(), WithKey("x"))
+		if err != nil {
+			ns.Fatal(err)
+		}
+		synctest.Wait()
+		ns.unlock(l)
+		for i, c := range sent {
+			if commands, _ := c.reset(); commands != 2 {
+				ns.Errorf("%d commands to node %d, want a lock and an unlock", commands, i+1)
+			}
+		}
+	})
+}
+
 // Promises 5 and 6: waiters are granted the lock at once and in order, one writer or all readers in front.
 func TestQuorumHandsOnInOrder(t *testing.T) {
 	for _, n := range []int{2, 3, 4, 5} {
@@ -736,6 +764,91 @@ func TestNodeThatRefusesToRaiseIsAcquiredAgain(t *testing.T) {
 		}
 		release1()
 		ns.unlock(l)
+	})
+}
+
+// Promise 10: a node that hangs while its token is to be raised is waited for no longer than two node time-outs, whichever
+// node answered last.
+func TestNodeThatHangsInARaiseCostsTwoTimeouts(t *testing.T) {
+	for last := range 2 {
+		onNodes(t, 3, func(ns *nodes) {
+			const base int64 = 3_000_000_000_000_000
+			for i, m := range ns.minis {
+				m.Set("{x}:token", fmt.Sprint(base-int64(i)))
+				m.SetTTL("{x}:token", time.Hour)
+			}
+			ns.links[2].Refuse(true)
+			ns.links[last].SetDelay(time.Millisecond)
+			for range 20 { // it is asked again
+				defer ns.links[1].HoldRequest(script.Refresh.Digest())()
+			}
+			m := ns.mutex()
+			start := time.Now()
+			_, err := m.TryLockContext(ns.Context())
+			ns.matches(err, ErrRedis)
+			if took := time.Since(start); took > 2*m.config.Timeout+10*time.Millisecond {
+				ns.Errorf("node %d answered last: the error came after %v, want two node time-outs of %v", last+1, took, m.config.Timeout)
+			}
+		})
+	}
+}
+
+// reaching returns the clients of one more process, which reaches these nodes only.
+func (ns *nodes) reaching(these ...int) []redis.Scripter {
+	var clients []redis.Scripter
+	for i, m := range ns.minis {
+		link := faultnet.New(ns.links[i].Dial)
+		link.Refuse(!slices.Contains(these, i))
+		clients = append(clients, redistest.MiniClient(ns, m, func(o *redis.Options) { o.Dialer, o.DialerRetries = link.Dial, 1 }))
+	}
+	return clients
+}
+
+// restartsEmpty has a node lose its data and stay away for as long as the longest TTL, as NewRedlock asks for.
+func (ns *nodes) restartsEmpty(node int) {
+	ns.links[node].Refuse(true)
+	ns.links[node].Cut()
+	ns.minis[node].FlushAll()
+	time.Sleep(DefaultTTL)
+	heal(ns.links[node])
+}
+
+// Promise 9: a node that restarts empty makes no token fall, whatever the clocks of the nodes. The second majority shares
+// only that node with the first, and the first has a node whose clock is ahead.
+func TestTokensRiseOverAnEmptyRestartWhateverTheClocksOfTheNodes(t *testing.T) {
+	onNodes(t, 5, func(ns *nodes) {
+		done := make(chan struct{})
+		defer close(done)
+		ns.clocks(done, 0, 30*time.Minute, -time.Hour, time.Second, -time.Second)
+		first := ns.lock(NewRedlock(ns.reaching(0, 1, 2), "x"), true)
+		ns.unlock(first)
+		ns.restartsEmpty(2)
+		second := ns.lock(NewRedlock(ns.reaching(2, 3, 4), "x"), true)
+		if second.Token() <= first.Token() {
+			ns.Errorf("token %d after %d, want a higher one", second.Token(), first.Token())
+		}
+		ns.unlock(second)
+	})
+}
+
+// Promise 9: the same for a waiter that has waited for longer than the lock before it, so that its rank is the lower one.
+func TestTokenOfAnOldWaiterRisesOverAnEmptyRestart(t *testing.T) {
+	onNodes(t, 5, func(ns *nodes) {
+		holder := ns.lock(ns.mutex(), true)
+		old := ns.later(NewRedlock(ns.reaching(2, 3, 4), "x"), true)
+		time.Sleep(3 * DefaultTTL)
+		next := ns.later(NewRedlock(ns.reaching(0, 1, 2), "x", WithLockIntent()), true)
+		time.Sleep(DefaultTTL)
+		ns.unlock(holder)
+		first := <-next
+		ns.pending(old)
+		ns.restartsEmpty(2)
+		second := <-old
+		if second.Token() <= first.Token() {
+			ns.Errorf("token %d after %d, want a higher one", second.Token(), first.Token())
+		}
+		ns.unlock(second)
+		time.Sleep(3 * DefaultTTL)
 	})
 }
 

@@ -56,8 +56,9 @@ func NewMutex(rc redis.Scripter, name string, opt ...MutexOption) *RWMutex {
 // An error tells how many nodes granted the lock, and why the others did not. The error of the first attempt is returned
 // at once only if a majority fails.
 //
-// A node that restarts without persistence has forgotten who held the lock. It must stay away for as long as the longest
-// TTL in use, or a second holder may find a majority; the fencing token of that one is still the greater one.
+// A node that restarts without persistence has forgotten who held the lock, and the last fencing token. It must stay away
+// for as long as the longest TTL in use, or a second holder may find a majority. Later tokens are greater even so, as long
+// as the clocks of the processes are less than half the TTL apart; those of the nodes do not matter.
 //
 // NewRedlock never fails: bad arguments are reported by every call that locks, as [ErrInvalid].
 func NewRedlock(nodes []redis.Scripter, name string, opt ...MutexOption) *RWMutex {

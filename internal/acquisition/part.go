@@ -195,8 +195,8 @@ func (p *part) acquired(sent clock.Instant, r script.Reply, err error) (next *pa
 		p.in, p.why, p.failed = true, nil, 0
 		if r.Status == script.Granted {
 			p.grant(sent, uint64(r.Value))
-			a.nodes.onAcquired(sent)
 		}
+		a.nodes.onAcquired(p, sent)
 		p.Acknowledge(sent)
 		a.decide()
 		p.node.Renewer.Renew(&p.Lease, p.granted && a.state == held, sent, r)

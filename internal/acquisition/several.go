@@ -21,9 +21,12 @@ import (
 type severalNodes struct {
 	*Acquisition
 
-	rank  any       // its place in the queue of every node, a string, as scripts take it
-	name  string    // its id, once it is granted
-	votes chan vote // takes the answers to releases; nil: nobody waits for them
+	rank  any           // its place in the queue of every node, a string, as scripts take it
+	made  clock.Instant // when it was made
+	last  int64         // what a new request was ranked then: its own rank unless it has an age
+	floor uint64        // its token must be no lower; 0 unless it asked a node late, see onAcquired
+	name  string        // its id, once it is granted
+	votes chan vote     // takes the answers to releases; nil: nobody waits for them
 
 	unanswered atomic.Int32 // how many more answers let the next request start; less than 1: it has started
 
@@ -32,10 +35,12 @@ type severalNodes struct {
 }
 
 func newSeveralNodes(a *Acquisition) *severalNodes {
-	n := len(a.Config.Nodes)
+	n, last := len(a.Config.Nodes), a.Config.Ranks.Next()
 	s := &severalNodes{
 		Acquisition: a,
-		rank:        script.Score(max(1, a.Config.Ranks.Next()-a.age().Microseconds()), a.Config.first(a.write)),
+		rank:        script.Score(max(1, last-a.age().Microseconds()), a.Config.first(a.write)),
+		made:        clock.Now(),
+		last:        last,
 		since:       slices.Repeat([]clock.Instant{clock.Always}, n),
 	}
 	a.parts = make([]*part, n)
@@ -187,13 +192,14 @@ func (s *severalNodes) isClear(c count) bool {
 	return !s.try || !c.open || c.replied >= quorum.Majority(len(s.parts))
 }
 
-// agreeOnToken grants the lock if a majority of the nodes that granted it have the same fencing token. Else it has those
-// with a lower one than the highest raise it: they do so only while the lock holds them, or the proof would fail.
+// agreeOnToken grants the lock if a majority of the nodes that granted it have the same fencing token, no lower than the
+// floor. Else it has those with a lower one than the highest raise it: they do so only while the lock holds them, or the
+// proof would fail.
 //
 // The proof that a token is greater than every one before it: two majorities share a node that granted both locks. There
 // the later lock was granted after the earlier one had ended, hence after that had a token no lower than the earlier
 // lock's, and so the node gave it a greater one; and the later lock's token is no lower than what any node of its majority
-// gave it.
+// gave it. If that node has lost its data in between, see onAcquired.
 func (s *severalNodes) agreeOnToken(soon clock.Instant, highest uint64) {
 	for _, p := range s.parts {
 		same := 0
@@ -202,15 +208,16 @@ func (s *severalNodes) agreeOnToken(soon clock.Instant, highest uint64) {
 				same++
 			}
 		}
-		if same >= quorum.Majority(len(s.parts)) {
+		if same >= quorum.Majority(len(s.parts)) && p.token >= s.floor {
 			s.grantedAt, s.name = clock.Now(), s.parts[0].ID.(string)
 			s.grant(p.token)
 			return
 		}
 	}
+	wanted := max(highest, s.floor)
 	for _, p := range s.parts {
-		if p.in && p.granted && p.token < highest {
-			p.node.Renewer.Raise(&p.Lease, highest)
+		if p.in && p.granted && p.token < wanted {
+			p.node.Renewer.Raise(&p.Lease, wanted)
 		}
 	}
 }
@@ -234,10 +241,20 @@ func (s *severalNodes) onGranted(p *part, sent clock.Instant) {
 	}
 }
 
-// onAcquired renews the lock on all nodes at once. If the nodes then fail one after the other, each is known to have held
-// the lock when the last one was acquired again.
-func (s *severalNodes) onAcquired(sent clock.Instant) {
-	if !s.isAfterGrant(sent) {
+// onAcquired allows for nodes that have lost their data.
+//
+// A node that restarts empty does not know the tokens before. It has been away for the longest TTL, so a request that was
+// made half a TTL at most before it asked the node is younger than the locks that the node has forgotten, and its rank is
+// greater than their tokens: these come from ranks too. An older request has waited, and may rank before them: its token
+// is at least what its rank would be if it were made now.
+//
+// A lock that is acquired again on a node is renewed on all nodes at once. If the nodes then fail one after the other, each
+// is known to have held the lock when the last one was acquired again.
+func (s *severalNodes) onAcquired(p *part, sent clock.Instant) {
+	if waited := time.Duration(sent - s.made); p.Write && waited > s.Config.TTL/2 {
+		s.floor = max(s.floor, uint64(s.last+waited.Microseconds()))
+	}
+	if !p.granted || !s.isAfterGrant(sent) {
 		return
 	}
 	for _, p := range s.parts {

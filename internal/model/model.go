@@ -251,6 +251,9 @@ func (m *machine) renew(op Op) (Status, int64) {
 		}
 	}
 	m.handOn()
+	if m.TokenEnds == 0 && op.Raise == 0 {
+		return m.status(op.ID, op.Rank)
+	}
 	return m.status(op.ID, op.Raise)
 }
 
@@ -318,9 +321,12 @@ func (m *machine) count() {
 
 // setToken makes n the last token. If there is no counter, the time takes the place of
 // n: it is greater than every earlier token (promise 9). In a quorum the last token is
-// the proposal, if that is greater, and the counter lives on.
+// the proposal, if that is greater, and the counter lives on; the time has no part in it.
 func (m *machine) setToken(n, proposal int64) {
-	if m.TokenEnds == 0 {
+	switch {
+	case m.TokenEnds == 0 && m.quorum:
+		n = Floor
+	case m.TokenEnds == 0:
 		n = max(int64(m.now), Floor)
 	}
 	if m.TokenEnds == 0 || proposal != 0 {

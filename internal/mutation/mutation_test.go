@@ -85,7 +85,7 @@ var mutants = []mutant{
 	{"a reader joins behind those that rank after it", "lua/fast/join.lua", "held == 'string' or at > last and call", "held == 'string' or call", model},
 	{"a waiter in the middle watches the last one", "lua/fast/join.lua", "at > last and math.max(leases[1] - now, 0) or in_front(call('ZRANK', INTENTS, KIND .. ID))", "math.max(leases[1] - now, 0)", model},
 	{"the age is not sent", "internal/script/command.go", "if p.Score == nil && age >= time.Microsecond {", "if false {", model},
-	{"the rank of a quorum has no age", "internal/acquisition/several.go", "Ranks.Next()-a.age().Microseconds()", "Ranks.Next()", checker{"./internal/acquisition", "^TestRankOverSeveralNodesAllowsForTheAge$", nil}},
+	{"the rank of a quorum has no age", "internal/acquisition/several.go", "last-a.age().Microseconds()", "last", checker{"./internal/acquisition", "^TestRankOverSeveralNodesAllowsForTheAge$", nil}},
 
 	{"a renewal hands nothing on when a lease has ended", "lua/refresh.lua", "drop()\nhand_on()\n", "drop()\n", model},
 	{"a release hands nothing on", "lua/unlock.lua", "hand_on()\nif blocked then", "if blocked then", model},
@@ -99,7 +99,11 @@ var mutants = []mutant{
 
 	// Tokens.
 	{"a token is not written back", "lua/lib/token.lua", "	call('SET', TOKEN, format('%d', last_token), 'PX', RETENTION)\n", "", model},
-	{"a token follows a counter that has fallen back", "lua/lib/token.lua", "(last_token == 0 or not proposal) and us or 0", "last_token == 0 and us or 0", ofScripts("TestTokensRiseAlthoughTheCounterFallsBack")},
+	{"a token follows a counter that has fallen back", "lua/lib/token.lua", "proposal or us, FLOOR", "proposal or last_token == 0 and us or 0, FLOOR", ofScripts("TestTokensRiseAlthoughTheCounterFallsBack")},
+	{"a counter of a quorum begins with the clock of its node", "lua/lib/token.lua", "proposal or us, FLOOR", "proposal or us, last_token == 0 and us or 0, FLOOR", scenario("TestTokensRiseOverAnEmptyRestartWhateverTheClocksOfTheNodes")},
+	{"a renewal makes a counter of a quorum from the clock", "lua/lib/standing.lua", "next_token(proposal or score and score % SPAN)", "next_token(proposal)", ofScripts("TestRenewalMakesACounterFromTheRank")},
+	{"the token of an old waiter may be its rank", "internal/acquisition/several.go", "p.Write && waited > s.Config.TTL/2", "waited < 0", scenario("TestTokenOfAnOldWaiterRisesOverAnEmptyRestart")},
+	{"a raise that follows an acquire takes as long as the lease", "internal/node/lease.go", "		l.boundRaise()\n		sooner(now)\n", "		sooner(now)\n", scenario("TestNodeThatHangsInARaiseCostsTwoTimeouts")},
 	{"an acquire follows a counter that has fallen back", "lua/fast/lock.lua", "math.max(last_token + 1, us, FLOOR)", "last_token > 0 and last_token + 1 or us", ofScripts("TestTokensRiseAlthoughTheCounterFallsBack")},
 	{"a counter is recent for as long as a failover may take", "lua/lib/counter.lua", "local RECENT = 86399990", "local RECENT = 86390000", ofScripts("TestTokensRiseWhateverBecomesOfTheCounter")},
 	{"a counter that was set by the clock is not recent", "lua/fast/lock.lua", "call('SET', TOKEN, format('%d', token), 'PX', RETENTION)", "call('SET', TOKEN, format('%d', token), last_token > 0 and 'KEEPTTL' or 'PX', last_token == 0 and RETENTION or nil)", model},

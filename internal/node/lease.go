@@ -122,6 +122,7 @@ func (l *Lease) schedule(n *Node, sent clock.Instant, r script.Reply) {
 	}
 	switch {
 	case l.raise != 0:
+		l.boundRaise()
 		sooner(now)
 	case r.Status != script.Waiting:
 		if l.pause != 0 {
@@ -135,6 +136,11 @@ func (l *Lease) schedule(n *Node, sent clock.Instant, r script.Reply) {
 			sooner(now.Add(l.longerPause(maxPause)))
 		}
 	}
+}
+
+// boundRaise ends the trust in l after two node time-outs unless its token has been raised by then.
+func (l *Lease) boundRaise() {
+	l.end.Store(int64(min(l.Until(), clock.Now().Add(2*l.terms().Timeout))))
 }
 
 const (

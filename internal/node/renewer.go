@@ -116,7 +116,7 @@ func (rn *Renewer) Raise(l *Lease, token uint64) {
 	if l.place == 0 {
 		return // Renew will see it
 	}
-	l.end.Store(int64(min(l.Until(), clock.Now().Add(2*l.terms().Timeout))))
+	l.boundRaise()
 	rn.renewAt(l, clock.Now())
 }
 

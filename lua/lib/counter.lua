@@ -1,4 +1,5 @@
--- lib/counter.lua: the counter of fencing tokens, and how it keeps up with the server's clock.
+-- lib/counter.lua: the counter of fencing tokens, and how it keeps up with the server's clock,
+-- unless a quorum proposes the token (lib/token.lua).
 --
 -- A token is one more than the last, and no lower than the clock, in µs, was less than 10 ms
 -- ago: a counter that has lived for longer is set by the clock, and begins its life again. So
@@ -9,7 +10,8 @@
 -- harm.
 
 -- How long the counter lives, in ms, after it was set by the clock; of a quorum, after its
--- last use, so that the clocks of the nodes may differ.
+-- last use: the next token then begins with a rank, so the clocks of the processes may differ
+-- by that much.
 local RETENTION = '86400000'
 
 -- How much of its life is left, in ms, while it is recent: the next token is counted.

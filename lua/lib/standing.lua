@@ -27,7 +27,7 @@ end
 -- one: nobody else is granted meanwhile. The counter may have expired.
 local function writers_token(proposal)
 	if last_token == 0 or last_token and proposal and proposal > last_token then
-		return next_token(proposal)
+		return next_token(proposal or score and score % SPAN)
 	elseif proposal then
 		call('PEXPIRE', TOKEN, RETENTION)
 	end
