@@ -807,6 +807,7 @@ func (ns *nodes) reaching(these ...int) []redis.Scripter {
 // restartsEmpty has a node lose its data and stay away for as long as the longest TTL, as NewRedlock asks for.
 func (ns *nodes) restartsEmpty(node int) {
 	ns.links[node].Refuse(true)
+	synctest.Wait() // a connection that is being made would outlive the cut
 	ns.links[node].Cut()
 	ns.minis[node].FlushAll()
 	time.Sleep(DefaultTTL)
