@@ -22,8 +22,8 @@ type severalNodes struct {
 	*Acquisition
 
 	rank  any           // its place in the queue of every node, a string, as scripts take it
-	made  clock.Instant // when it was made
-	last  int64         // what a new request was ranked then: its own rank unless it has an age
+	time  int64         // the rank, which is the time in µs at which the request was made
+	made  clock.Instant // that time on the monotonic clock
 	floor uint64        // its token must be no lower; 0 unless it asked a node late, see onAcquired
 	name  string        // its id, once it is granted
 	votes chan vote     // takes the answers to releases; nil: nobody waits for them
@@ -35,12 +35,13 @@ type severalNodes struct {
 }
 
 func newSeveralNodes(a *Acquisition) *severalNodes {
-	n, last := len(a.Config.Nodes), a.Config.Ranks.Next()
+	n, age := len(a.Config.Nodes), a.age()
+	rank := max(1, a.Config.Ranks.Next()-age.Microseconds())
 	s := &severalNodes{
 		Acquisition: a,
-		rank:        script.Score(max(1, last-a.age().Microseconds()), a.Config.first(a.write)),
-		made:        clock.Now(),
-		last:        last,
+		rank:        script.Score(rank, a.Config.first(a.write)),
+		time:        rank,
+		made:        clock.Now().Add(-age),
 		since:       slices.Repeat([]clock.Instant{clock.Always}, n),
 	}
 	a.parts = make([]*part, n)
@@ -252,7 +253,7 @@ func (s *severalNodes) onGranted(p *part, sent clock.Instant) {
 // is known to have held the lock when the last one was acquired again.
 func (s *severalNodes) onAcquired(p *part, sent clock.Instant) {
 	if waited := time.Duration(sent - s.made); p.Write && waited > s.Config.TTL/2 {
-		s.floor = max(s.floor, uint64(s.last+waited.Microseconds()))
+		s.floor = max(s.floor, uint64(s.time+waited.Microseconds()))
 	}
 	if !p.granted || !s.isAfterGrant(sent) {
 		return

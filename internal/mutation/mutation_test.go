@@ -85,7 +85,7 @@ var mutants = []mutant{
 	{"a reader joins behind those that rank after it", "lua/fast/join.lua", "held == 'string' or at > last and call", "held == 'string' or call", model},
 	{"a waiter in the middle watches the last one", "lua/fast/join.lua", "at > last and math.max(leases[1] - now, 0) or in_front(call('ZRANK', INTENTS, KIND .. ID))", "math.max(leases[1] - now, 0)", model},
 	{"the age is not sent", "internal/script/command.go", "if p.Score == nil && age >= time.Microsecond {", "if false {", model},
-	{"the rank of a quorum has no age", "internal/acquisition/several.go", "last-a.age().Microseconds()", "last", checker{"./internal/acquisition", "^TestRankOverSeveralNodesAllowsForTheAge$", nil}},
+	{"the rank of a quorum has no age", "internal/acquisition/several.go", "Ranks.Next()-age.Microseconds()", "Ranks.Next()", checker{"./internal/acquisition", "^TestRankOverSeveralNodesAllowsForTheAge$", nil}},
 
 	{"a renewal hands nothing on when a lease has ended", "lua/refresh.lua", "drop()\nhand_on()\n", "drop()\n", model},
 	{"a release hands nothing on", "lua/unlock.lua", "hand_on()\nif blocked then", "if blocked then", model},
