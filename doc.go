@@ -55,15 +55,18 @@
 // knows that it has lost it if
 //
 //   - the server restarts empty;
-//   - an asynchronous replica takes over without having heard of the lock;
+//   - an asynchronous replica takes over without having heard of the lock, or
+//     while clients still reach the old master;
 //   - the server evicts a key (maxmemory-policy must be noeviction);
 //   - the server's clock is set forward;
 //   - the client's machine is suspended, or its virtual machine paused: the
 //     monotonic clock may stand still meanwhile.
 //
-// The first holder learns of the loss at its next renewal, at half the TTL. Nor
-// can a process act on the end of its context while it is stopped, as by a
-// debugger; when it goes on, [Lock.Err] knows at once.
+// The first holder learns of the loss at its next renewal, at half the TTL,
+// unless an old master that lives on still renews it; docs/operations.md names
+// the setting of Redis that prevents this. Nor can a process act on the end of
+// its context while it is stopped, as by a debugger; when it goes on, [Lock.Err]
+// knows at once.
 //
 // Fencing tokens close this gap. Whatever must not be written twice should
 // refuse a token lower than one it has seen. A holder that has been overtaken has

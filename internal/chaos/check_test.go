@@ -44,10 +44,15 @@ func (w *world) check(faults []fault, finished int64) {
 			sure = append(sure, o)
 			continue
 		}
-		// After a failover there may be a second holder. The first learns of it at its next renewal.
+		// After a failover there may be a second holder. The first learns of it at its next renewal, or when its lease ends
+		// if a fault of its own keeps the reply from it.
 		if _, to, ok := o.Held(); ok {
 			o.Unlocking, o.Paused = 0, false
-			o.Ended = max(o.Got, to-int64(ttlOf(o)/2+answer))
+			unaware := ttlOf(o)
+			if !w.disturbed(o.Client, to-int64(unaware), to) {
+				unaware = min(unaware, unaware/2+answer)
+			}
+			o.Ended = max(o.Got, to-int64(unaware))
 		}
 		frail = append(frail, o)
 		if o.Got == 0 || o.Ended > o.Got { // of the others it is unknown whether they held the lock alone
@@ -74,6 +79,14 @@ func (w *world) check(faults []fault, finished int64) {
 			}
 		}
 	}
+}
+
+// disturbed reports whether a fault of a client or of its links lasted at some time between from and to.
+func (w *world) disturbed(client string, from, to int64) bool {
+	name, _, _ := strings.Cut(client, "@")
+	return slices.ContainsFunc(w.marks, func(m mark) bool {
+		return m.hurt != nil && m.hurt.name == name && m.from <= to && m.to >= from
+	})
 }
 
 func (w *world) must(err error) {

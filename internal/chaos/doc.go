@@ -10,7 +10,9 @@
 //	go test -race ./internal/chaos -chaos.for 1h -run /redlock -timeout 2h
 //
 // If replication is asynchronous, a failover may lose locks: there may be a second holder, but the first must learn of the
-// loss soon, and the fencing tokens must keep rising.
+// loss soon, and the fencing tokens must keep rising. The old master is dead by then. That two masters live at once is no
+// fault of these tests: nothing on the side of a client helps against it, and docs/operations.md names the setting of
+// Redis that does.
 //
 // A test that fails prints its seed, and the directory with the histories and logs. The tests need Linux.
 package chaos

@@ -81,9 +81,10 @@ func TestSentinel(t *testing.T) {
 	w := open(t, sentinel)
 	s := redistest.Sentinel(t)
 	s.Client(t, func(o *redis.FailoverOptions) { w.config.Addrs, w.config.Master = o.SentinelAddrs, o.MasterName })
+	s.FailOverOnlyWhenTold(t)
 	w.config.Frail = w.config.Keys
 	w.all = func() []*redistest.Server { return []*redistest.Server{s.Master()} }
-	w.run(append(linkFaults(1), failover(s.Master))...)
+	w.run(append(linkFaults(1), failover(s.Master, s.FailOver))...)
 }
 
 func TestCluster(t *testing.T) {
@@ -121,7 +122,7 @@ func TestCluster(t *testing.T) {
 		}
 		return pair[0]
 	}
-	w.run(append(linkFaults(1), failover(master), reshard(c, slots))...)
+	w.run(append(linkFaults(1), failover(master, func() error { return nil }), reshard(c, slots))...)
 }
 
 func open(t *testing.T, k kind) *world {

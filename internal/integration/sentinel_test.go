@@ -3,6 +3,7 @@ package integration
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -72,6 +73,33 @@ func failOver(t *testing.T, replicated bool) {
 		}
 	}
 	unlock(t, lock(t, mutex().LockContext))
+}
+
+// docs/operations.md, "Sentinel": with min-replicas-to-write 1 a master that its replica has left neither grants nor renews.
+// So an old master that lives on beside the new one lets nobody hold a lock for longer than a TTL.
+func TestMasterWithoutReplicasGrantsNothing(t *testing.T) {
+	s := open(t)
+	old := redismutex.NewMutex(s.client(nil), key, redismutex.WithTTL(short))
+	held := s.lock(old.LockContext)
+	if err := s.rc.ConfigSet(t.Context(), "min-replicas-to-write", "1").Err(); err != nil {
+		t.Fatal(err)
+	}
+	for name, call := range calls(redismutex.NewMutex(s.client(nil), "other")) {
+		ctx, cancel := context.WithTimeout(t.Context(), atOnce)
+		_, err := call(ctx)
+		cancel()
+		if !errors.Is(err, redismutex.ErrRedis) || errors.Is(err, redismutex.ErrLock) || !strings.Contains(err.Error(), "NOREPLICAS") {
+			t.Errorf("%s: want ErrRedis with the reply NOREPLICAS, got %v", name, err)
+		}
+	}
+	select {
+	case <-held.Done():
+		if !errors.Is(context.Cause(held), redismutex.ErrLockLost) {
+			t.Errorf("want ErrLockLost, got %v", context.Cause(held))
+		}
+	case <-time.After(atOnce):
+		t.Errorf("want the lock ended within its TTL of %v, it is trusted until %v", short, held.Until())
+	}
 }
 
 // onReplica reports whether all writes of a master are on its replica. WAIT covers the writes of its own connection only, so

@@ -148,7 +148,7 @@ var mutants = []mutant{
 	{"the first unlock releases the acquisition", "internal/acquisition/acquisition.go", "	if a.users.none() {\n", "	if true {\n", sim},
 
 	// The seams between the packages.
-	{"an answer that arrives for a part that was replaced counts", "internal/acquisition/part.go", "return p.acq.parts[p.index()] == p && (", "return (", sim},
+	{"an answer that arrives for a part that was replaced counts", "internal/acquisition/part.go", "return p.acq.parts[p.index()] == p && (", "return (", scenario("TestForeignCodeMayCallTheLibrary")},
 	{"a renewal that is answered \"gone\" is not reported", "internal/node/renewer.go", "return func() { l.owner.OnExpired(why) }", "return func() { _ = why }", sim},
 	{"a renewal that is answered is not reported", "internal/node/renewer.go", "return func() { l.owner.OnRenewed(sent, r) }", "return nil", sim},
 	{"a loss does not end the locks", "internal/acquisition/acquisition.go", "		n.acquisition.users.end(n.err)\n", "", sim},

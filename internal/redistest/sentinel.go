@@ -50,7 +50,7 @@ func Sentinel(tb testing.TB) *SentinelServers {
 	s.sentinel = start(tb, []string{conf, "--sentinel"}, nil)
 	tb.Cleanup(func() {
 		if text, err := os.ReadFile(s.sentinel.log); tb.Failed() && err == nil {
-			tb.Logf("the sentinel's last words:\n%s", text[max(0, len(text)-4000):])
+			tb.Logf("the end of the sentinel's log:\n%s", text[max(0, len(text)-8000):])
 		}
 	})
 	s.admin = redis.NewSentinelClient(&redis.Options{Addr: s.sentinel.Addr()})
@@ -64,6 +64,20 @@ func Sentinel(tb testing.TB) *SentinelServers {
 		return len(replicas) == 1 && replicas[0]["flags"] == "slave" && replicas[0]["master-link-status"] == "ok"
 	})
 	return s
+}
+
+// FailOverOnlyWhenTold stops the sentinel from judging by itself whether the master is down. On a busy machine it may take
+// a master that is only slow for one that is down, and then it lets two masters live for ten seconds.
+func (s *SentinelServers) FailOverOnlyWhenTold(tb testing.TB) {
+	tb.Helper()
+	if err := s.admin.Set(context.Background(), masterName, "down-after-milliseconds", "3600000").Err(); err != nil {
+		tb.Fatalf("redistest: sentinel: %v", err)
+	}
+}
+
+// FailOver tells the sentinel to promote the replica now. An error says that it cannot, yet, or that it is doing so.
+func (s *SentinelServers) FailOver() error {
+	return s.admin.Failover(context.Background(), masterName).Err()
 }
 
 // Client returns a client that follows the master, which is closed when the test ends.

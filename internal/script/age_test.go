@@ -99,7 +99,7 @@ func TestAgeDecidesWhichLeaseIsInFront(t *testing.T) {
 	})
 }
 
-// Promises 4 and 6: an acquire that is sent again keeps its place, whatever its age is by then, and nobody who waits is
+// Promises 4 and 6: an acquire that is sent again keeps its place, whatever its age is by then, and no waiter is
 // granted twice.
 func TestResentAcquireKeepsItsPlace(t *testing.T) {
 	onBothServers(t, func(s *server) {

@@ -132,7 +132,7 @@ func (g *rig) listen() func() {
 	if _, err := sub.Receive(context.Background()); err != nil {
 		panic(err)
 	}
-	go func() { // miniredis publishes only to who reads at the moment
+	go func() { // miniredis drops a message unless the subscriber is reading
 		defer close(inbox)
 		for {
 			m, err := sub.ReceiveMessage(context.Background())
