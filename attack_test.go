@@ -1,0 +1,140 @@
+package redismutex
+
+// What an attack on the turns has found.
+
+import (
+	"context"
+	"runtime"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// A brokenContext panics when it is used, as a type does that embeds a nil context.
+type brokenContext struct{ context.Context }
+
+// An unlock whose context panics, on the goroutine of a caller that recovers, stops nobody else.
+func TestUnlockWithABrokenContextStopsNobody(t *testing.T) {
+	for _, turn := range []time.Duration{DefaultTurn, 0} {
+		inBubble(t, func(w *world) {
+			m := NewMutex(w.client(nil), "x", WithTurn(turn))
+			l := w.lock(m, true)
+			next := w.later(m, true)
+			time.Sleep(2 * DefaultTurn)
+			w.panics("an unlock", func() { _ = l.UnlockContext(brokenContext{}) })
+			w.unlock(w.within(2*DefaultTTL, next))
+		})
+	}
+}
+
+// A context that panics costs no place in the limiter.
+func TestBrokenContextsTakeNoConnection(t *testing.T) {
+	inBubble(t, func(w *world) {
+		m := NewMutex(w.client(nil, func(o *redis.Options) { o.PoolSize = 2 }), "x")
+		for range 5 {
+			l := w.lock(m, true)
+			w.panics("an unlock", func() { _ = l.UnlockContext(brokenContext{}) })
+			time.Sleep(2 * DefaultTTL)
+		}
+		w.unlock(w.within(2*DefaultTTL, w.later(m, true)))
+	})
+}
+
+// A moodyContext panics or ends the goroutine while mood is set.
+type moodyContext struct {
+	context.Context
+	mood *atomic.Int32
+}
+
+func (c moodyContext) Value(key any) any {
+	switch c.mood.Load() {
+	case 1:
+		panic("context")
+	case 2:
+		runtime.Goexit()
+	}
+	return c.Context.Value(key)
+}
+
+// T11: a loss that is told to a lock whose parent context ends the goroutine ends the other locks, and the queue goes on.
+func TestLossWithABrokenParentStopsNobody(t *testing.T) {
+	inBubble(t, func(w *world) {
+		m := NewMutex(w.client(nil), "x")
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		parent := moodyContext{ctx, new(atomic.Int32)}
+		_, err := m.LockContext(parent)
+		if err != nil {
+			t.Fatal(err)
+		}
+		next := w.later(m, true)
+		parent.mood.Store(2)
+		w.Redis.FlushAll()
+		w.unlock(w.within(2*DefaultTTL, next))
+	})
+}
+
+// A hookOnce ends the goroutine of the next command, once it is set.
+type hookOnce struct{ on *atomic.Bool }
+
+func (h hookOnce) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (h hookOnce) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+func (h hookOnce) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, c redis.Cmder) error {
+		if h.on.CompareAndSwap(true, false) {
+			runtime.Goexit()
+		}
+		return next(ctx, c)
+	}
+}
+
+// T11: a hook that ends the goroutine of an acquire in the background does not stop the queue.
+func TestHookThatEndsABackgroundAcquireStopsNobody(t *testing.T) {
+	inBubble(t, func(w *world) {
+		rc, hook := w.client(nil), hookOnce{new(atomic.Bool)}
+		m, other := NewMutex(rc, "x"), NewMutex(w.client(nil), "x")
+		held := w.lock(other, true)
+		ctx, cancel := context.WithCancel(context.Background())
+		go m.RLockContext(ctx) // the head
+		synctest.Wait()
+		next := w.later(m, true)
+		rc.AddHook(hook)
+		hook.on.Store(true)
+		cancel() // an acquire for a writer is made in the background
+		synctest.Wait()
+		if hook.on.Load() {
+			t.Fatal("nothing was asked")
+		}
+		w.unlock(held)
+		w.unlock(w.within(2*DefaultTTL, next))
+	})
+}
+
+// A call whose hook ends the goroutine returns, whether its context can end or not.
+func TestHookThatEndsACallEndsTheWait(t *testing.T) {
+	inBubble(t, func(w *world) {
+		rc, hook := w.client(nil), hookOnce{new(atomic.Bool)}
+		m := NewMutex(rc, "x")
+		rc.AddHook(hook)
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		hook.on.Store(true)
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			if l, err := m.LockContext(ctx); err == nil {
+				l.Unlock()
+			}
+		}()
+		select {
+		case <-done:
+		case <-time.After(10 * DefaultTTL):
+			t.Fatalf("LockContext has not returned after %v", 10*DefaultTTL)
+		}
+	})
+}
