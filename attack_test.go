@@ -138,3 +138,61 @@ func TestHookThatEndsACallEndsTheWait(t *testing.T) {
 		}
 	})
 }
+
+// An unlock whose parent context panics, on the goroutine of a caller that recovers, does not leave the lock to be renewed
+// for ever.
+func TestUnlockWithABrokenParentReleases(t *testing.T) {
+	for _, turn := range []time.Duration{DefaultTurn, 0} {
+		inBubble(t, func(w *world) {
+			m := NewMutex(w.client(nil), "x", WithTurn(turn))
+			ctx, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			parent := moodyContext{ctx, new(atomic.Int32)}
+			l, err := m.LockContext(parent)
+			if err != nil {
+				t.Fatal(err)
+			}
+			next := w.later(NewMutex(w.client(nil), "x"), true)
+			parent.mood.Store(1)
+			w.panics("an unlock", l.Unlock)
+			w.unlock(w.within(2*DefaultTTL, next))
+		})
+	}
+}
+
+// A call of an owner that ends in a panic leaves nothing of it in memory.
+func TestOwnerIsForgottenAfterAPanic(t *testing.T) {
+	inBubble(t, func(w *world) {
+		rc, hook := w.client(nil), &panickingHook{}
+		rc.AddHook(hook)
+		m := NewMutex(rc, "x")
+		hook.command = true
+		w.panics("a lock", func() { m.Lock(WithOwner("one")) })
+		owners.Lock()
+		defer owners.Unlock()
+		if n := len(owners.m); n != 0 {
+			t.Errorf("%d owners are left, want none", n)
+		}
+	})
+}
+
+// A loss that is told to a lock whose parent context ends the goroutine is told to the locks that share its acquisition.
+func TestLossWithABrokenParentEndsTheOtherLocks(t *testing.T) {
+	inBubble(t, func(w *world) {
+		m := NewMutex(w.client(nil), "x")
+		ctx, cancel := context.WithCancel(context.Background())
+		defer cancel()
+		parent := moodyContext{ctx, new(atomic.Int32)}
+		if _, err := m.RLockContext(parent); err != nil {
+			t.Fatal(err)
+		}
+		l := w.lock(m, false)
+		parent.mood.Store(2)
+		w.Redis.FlushAll()
+		select {
+		case <-l.Done():
+		case <-time.After(2 * DefaultTTL):
+			t.Errorf("a lock that was lost has not ended after %v", 2*DefaultTTL)
+		}
+	})
+}
