@@ -140,15 +140,15 @@ func TestHookThatEndsACallEndsTheWait(t *testing.T) {
 }
 
 // An unlock whose parent context panics, on the goroutine of a caller that recovers, does not leave the lock to be renewed
-// for ever.
+// for ever, nor its owner in memory.
 func TestUnlockWithABrokenParentReleases(t *testing.T) {
-	for _, turn := range []time.Duration{DefaultTurn, 0} {
+	for turn, opt := range map[time.Duration][]LockOption{DefaultTurn: nil, 0: {WithOwner("one")}} {
 		inBubble(t, func(w *world) {
 			m := NewMutex(w.client(nil), "x", WithTurn(turn))
 			ctx, cancel := context.WithCancel(context.Background())
 			defer cancel()
 			parent := moodyContext{ctx, new(atomic.Int32)}
-			l, err := m.LockContext(parent)
+			l, err := m.LockContext(parent, opt...)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -156,6 +156,11 @@ func TestUnlockWithABrokenParentReleases(t *testing.T) {
 			parent.mood.Store(1)
 			w.panics("an unlock", l.Unlock)
 			w.unlock(w.within(2*DefaultTTL, next))
+			owners.Lock()
+			defer owners.Unlock()
+			if n := len(owners.m); n != 0 {
+				t.Errorf("%d owners are left, want none", n)
+			}
 		})
 	}
 }

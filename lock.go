@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/redismutex/redismutex/internal/acquisition"
 	"github.com/redismutex/redismutex/internal/clock"
 	"github.com/redismutex/redismutex/internal/localqueue"
 	"github.com/redismutex/redismutex/internal/lockerr"
@@ -41,7 +42,12 @@ func (l *Lock) open(m *RWMutex, r request, outer *Lock, o *owner) error {
 	if o != nil {
 		l.cancel = o.dropping(l, l.cancel)
 	}
-	var err error
+	err := acquisition.ErrRetry // stays if a hook, a logger or a context panics
+	defer func() {
+		if err != nil {
+			l.cancel(err)
+		}
+	}()
 	switch {
 	case outer != nil:
 		err = l.grant.Nest((*user)(l), (*user)(outer), r.write)
@@ -50,12 +56,10 @@ func (l *Lock) open(m *RWMutex, r request, outer *Lock, o *owner) error {
 	default:
 		err = localqueue.Acquire(r.ctx, &m.config, r.keys, r.write, r.try, (*user)(l))
 	}
-	if err != nil {
-		l.cancel(err)
-		return err
+	if err == nil {
+		o.granted(l)
 	}
-	o.granted(l)
-	return nil
+	return err
 }
 
 // ID returns the id under which Redis knows the lock. Locks that the process has passed on within a turn (see [WithTurn])
@@ -138,7 +142,14 @@ func (l *Lock) UnlockContext(ctx context.Context) error {
 	if err := l.usable(); err != nil {
 		return err
 	}
+	canceled := false
+	defer func() {
+		if !canceled { // the parent context has panicked
+			go l.grant.Unlock(context.Background(), (*user)(l))
+		}
+	}()
 	l.cancel(ErrUnlocked)
+	canceled = true
 	return l.grant.Unlock(ctx, (*user)(l))
 }
 
@@ -198,8 +209,8 @@ type user Lock
 // End implements [acquisition.User]: the lock was lost.
 func (u *user) End(cause error) {
 	l := (*Lock)(u)
+	defer l.grant.Lost() // also if the parent context panics
 	l.cancel(cause)
-	l.grant.Lost()
 }
 
 // Granted implements [localqueue.User].

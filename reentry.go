@@ -114,8 +114,8 @@ func (o *owner) granted(l *Lock) {
 // dropping returns cancel for l, a lock of o, which is none any more when its context is done.
 func (o *owner) dropping(l *Lock, cancel context.CancelCauseFunc) context.CancelCauseFunc {
 	return func(cause error) {
+		defer o.drop(l) // also if the parent context panics
 		cancel(cause)
-		o.drop(l)
 	}
 }
 

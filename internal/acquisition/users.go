@@ -56,12 +56,13 @@ func (us *users) writers(acquisition bool) (n int) {
 	return n
 }
 
-// end tells them that the acquisition was lost. It needs no mutex: from then on nobody joins or leaves.
+// end tells them that the acquisition was lost. It needs no mutex: from then on nobody joins or leaves. Each is told even
+// if the context of another one panics.
 func (us *users) end(cause error) {
+	for u := range us.more {
+		defer u.End(cause)
+	}
 	if us.one != nil {
 		us.one.End(cause)
-	}
-	for u := range us.more {
-		u.End(cause)
 	}
 }
