@@ -31,20 +31,24 @@ func (a *Acquisition) release(ctx context.Context, next *Acquisition) error {
 // release releases p, behind the acquire of front unless that is nil. It goes on with that in the background if the node does
 // not confirm it.
 func (p *part) release(ctx context.Context, front *part) vote {
-	n, place := p.node, p.node.Limiter.Releases
+	n, place, sent, confirmed := p.node, p.node.Limiter.Releases, clock.Always, false
+	defer func() {
+		if !confirmed { // also if a hook or a context panics
+			n.Renewer.ReleaseAgain(&p.Lease, sent)
+		}
+	}()
 	if err := n.Admit(ctx, place, p.acq.Config.Timeout); err != nil {
-		n.Renewer.Release(&p.Lease)
 		front.acquireAlone()
 		return vote{part: p, err: err}
 	}
 	n.Renewer.Forget(&p.Lease) // until now it was renewed
-	sent := clock.Now()
+	sent = clock.Now()
 	r, err := p.callBehind(ctx, front, p.participant().Release(p.Tombstone), place)
 	n.LookForLostGrants(p.acq.Keys.Name(), sent, clock.Always, r, err)
 	if err != nil {
-		n.Renewer.ReleaseAgain(&p.Lease, sent)
 		return vote{part: p, err: err}
 	}
+	confirmed = true
 	n.Note(r, p.acq.Config.Log)
 	if r.Grants != "" {
 		runtime.Gosched() // a goroutine that was granted the lock goes first

@@ -126,8 +126,7 @@ func (g *Grant) Unlock(ctx context.Context, u acquisition.User) error {
 	last, next, err := g.unlock(u)
 	switch {
 	case err == nil && last && next != nil:
-		go func() { t.queue.onAcquired(next, next.acq.Wait(context.Background())) }()
-		return t.acq.ReleaseBehind(ctx, &next.acq)
+		return t.queue.behind(next, func() error { return t.acq.ReleaseBehind(ctx, &next.acq) })
 	case err == nil && last:
 		return t.acq.Release(ctx)
 	}
@@ -196,8 +195,21 @@ func (g *Grant) Downgrade(ctx context.Context, u acquisition.User) error {
 	case next == nil:
 		return tell(ctx, nil)
 	}
+	return q.behind(next, func() error { return tell(ctx, &next.acq) })
+}
+
+// behind makes a call behind the acquire of next. If a hook, a logger or a context panics meanwhile, another one is made.
+func (q *queue) behind(next *turn, call func() error) error {
 	go func() { q.onAcquired(next, next.acq.Wait(context.Background())) }()
-	return tell(ctx, &next.acq)
+	returned := false
+	defer func() {
+		if !returned {
+			next.acq.Abandon()
+		}
+	}()
+	err := call()
+	returned = true
+	return err
 }
 
 // becomeReader returns the call that tells the nodes, and which acquisition is to be made in front of that, since the process

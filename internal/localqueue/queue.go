@@ -251,7 +251,11 @@ func (q *queue) goOn(next *turn) {
 	}
 }
 
-func (q *queue) make(t *turn) { q.onAcquired(t, t.acq.Acquire(context.Background())) }
+func (q *queue) make(t *turn) {
+	err := acquisition.ErrRetry // stays if a hook or a logger ends the goroutine
+	defer func() { q.onAcquired(t, err) }()
+	err = t.acq.Acquire(context.Background())
+}
 
 // serve grants the lock to the head, and to the next one, while an acquisition may serve it.
 func (q *queue) serve(now clock.Instant) {

@@ -77,8 +77,9 @@ func (n *Node) await(ctx context.Context, f func() (script.Reply, error)) (scrip
 	}
 	answers := make(chan answer, 1)
 	n.Go(func() {
-		r, err := f()
-		answers <- answer{r, err}
+		a := answer{err: errPanicked}
+		defer func() { answers <- a }()
+		a.reply, a.err = f()
 	})
 	select {
 	case a := <-answers:

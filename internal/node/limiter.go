@@ -80,6 +80,7 @@ func (p Place) Free() {
 // Admit waits until a call may take p. It returns an error when ctx ends, when the calls in front are not answered, since
 // this one would not be either, and, with a node time-out, when the node is marked down: other nodes go on.
 func (n *Node) Admit(ctx context.Context, p Place, timeout time.Duration) error {
+	_ = ctx.Done() // a context that panics does so before it has a place
 	for i, part := range p {
 		select {
 		case part <- struct{}{}:
