@@ -171,7 +171,7 @@ func TestOwnerIsForgottenAfterAPanic(t *testing.T) {
 		rc, hook := w.client(nil), &panickingHook{}
 		rc.AddHook(hook)
 		m := NewMutex(rc, "x")
-		hook.command = true
+		hook.command.Store(true)
 		w.panics("a lock", func() { m.Lock(WithOwner("one")) })
 		owners.Lock()
 		defer owners.Unlock()

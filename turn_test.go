@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -899,13 +900,12 @@ func TestFirstErrorIsReturnedWhileOthersHold(t *testing.T) {
 }
 
 // A panickingHook panics with the next command, or the next pipeline, once it is set.
-type panickingHook struct{ command, pipeline bool }
+type panickingHook struct{ command, pipeline atomic.Bool }
 
 func (h *panickingHook) DialHook(next redis.DialHook) redis.DialHook { return next }
 func (h *panickingHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, c redis.Cmder) error {
-		if h.command {
-			h.command = false
+		if h.command.CompareAndSwap(true, false) {
 			panic("hook")
 		}
 		return next(ctx, c)
@@ -913,8 +913,7 @@ func (h *panickingHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 }
 func (h *panickingHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
 	return func(ctx context.Context, c []redis.Cmder) error {
-		if h.pipeline {
-			h.pipeline = false
+		if h.pipeline.CompareAndSwap(true, false) {
 			panic("hook")
 		}
 		return next(ctx, c)
@@ -941,7 +940,7 @@ func TestQueueGoesOnAfterAPanic(t *testing.T) {
 			rc.AddHook(hook)
 			m := NewMutex(rc, "x", WithTurn(turn))
 			for what, lock := range map[string]func(...LockOption) (*Lock, bool){"a lock": m.Lock, "a try": m.TryLock} {
-				hook.command = true
+				hook.command.Store(true)
 				w.panics(what, func() { lock() })
 				w.unlock(w.within(DefaultTTL, w.later(m, true)))
 			}
@@ -950,7 +949,8 @@ func TestQueueGoesOnAfterAPanic(t *testing.T) {
 			next, third := w.later(m, true), w.later(m, false)
 			w.pending(next)
 			time.Sleep(2 * DefaultTurn)
-			hook.command, hook.pipeline = turn == 0, turn > 0
+			hook.command.Store(turn == 0)
+			hook.pipeline.Store(turn > 0)
 			w.panics("an unlock", func() { l.Unlock() })
 			w.unlock(w.within(DefaultTTL, next))
 			w.unlock(w.within(DefaultTTL, third))
