@@ -179,7 +179,7 @@ func TestLostMessageCostsTimeOnly(t *testing.T) {
 		next := w.later(mutex, true)
 		// The message finds nobody: as if it had been lost.
 		box := mutex.config.Nodes[0].Mailbox
-		box.Leave(lastID(mutex))
+		box.Leave(mutex.config.Nodes[0].LastID())
 		w.unlock(holder)
 		l, took := w.got(next)
 		if took > DefaultTTL/2 {
@@ -295,7 +295,7 @@ func TestGrantThatCrossesACancellationIsPassedOn(t *testing.T) {
 		go func() { _, err := first.LockContext(ctx); errs <- err }()
 		synctest.Wait()
 		second := w.later(NewMutex(w.client(nil), "x"), true)
-		first.config.Nodes[0].Mailbox.Leave(lastID(first)) // the message does not get through
+		first.config.Nodes[0].Mailbox.Leave(first.config.Nodes[0].LastID()) // the message does not get through
 		w.unlock(holder)
 		cancel()
 		w.matches(<-errs, context.Canceled)
@@ -343,7 +343,7 @@ func TestUnacknowledgedIDIsNotGranted(t *testing.T) {
 		first := mutex.config.Nodes[0].LastID()
 		w.link.Hole(true, true)
 		time.Sleep(2 * DefaultTTL)
-		mutex.config.Nodes[0].Mailbox.Leave(":0") // (nobody)
+		mutex.config.Nodes[0].Mailbox.Leave(0) // (nobody)
 		w.link.Hole(false, false)
 		time.Sleep(2 * DefaultTTL)
 		if mutex.config.Nodes[0].LastID() == first {
@@ -527,11 +527,6 @@ func TestGrantedLockHasTrustLeft(t *testing.T) {
 			w.unlock(l)
 		}
 	})
-}
-
-// lastID returns the last id that m has used.
-func lastID(m *RWMutex) string {
-	return fmt.Sprint(m.config.Nodes[0].Mailbox.Name(), ":", m.config.Nodes[0].LastID())
 }
 
 // Only the error of the first attempt is returned. Later ones are logged, and the waiter stays.

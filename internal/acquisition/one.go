@@ -78,7 +78,7 @@ func (n *oneNode) onTimeout(p *part) {
 // down is always nil: nobody else can grant the lock.
 func (n *oneNode) down(*part) error { return nil }
 
-func (n *oneNode) id() string { return n.parts[0].ID.(string) }
+func (n *oneNode) id() string { return n.parts[0].ID() }
 func (n *oneNode) score() any { return nil }
 
 func (n *oneNode) explainRefusal() error {

@@ -38,7 +38,7 @@ type part struct {
 func (p *part) init(a *Acquisition, index int) *part {
 	p.acq, p.node = a, a.Config.Nodes[index]
 	p.sent.Store(int64(clock.Always))
-	p.Lease.Init(p, p.node.NewID(), a.write)
+	p.Lease.Init(p, p.node, a.write)
 	return p
 }
 
@@ -118,7 +118,7 @@ func (p *part) openMailbox() (settled <-chan struct{}) {
 		return closed
 	}
 	p.listens = true
-	return p.node.Mailbox.Join(p.ID.(string), p)
+	return p.Listen(p)
 }
 
 var closed = func() <-chan struct{} { c := make(chan struct{}); close(c); return c }()
@@ -275,7 +275,7 @@ func (p *part) Deaf(err error) {
 func (p *part) leaveMailbox() {
 	if p.listens {
 		p.listens = false
-		p.node.Mailbox.Leave(p.ID.(string))
+		p.StopListening()
 	}
 }
 

@@ -140,7 +140,7 @@ func TestOverloadLosesNoMoreThanTheExcess(t *testing.T) {
 			if err := a.Join(user{make(chan error, 1)}, nil, true); err != nil {
 				t.Fatal(err)
 			}
-			if err := m.Set(a.Keys.Name(), p.ID.(string)); err != nil {
+			if err := m.Set(a.Keys.Name(), p.ID()); err != nil {
 				t.Fatal(err)
 			}
 			m.SetTTL(a.Keys.Name(), ttl)

@@ -206,7 +206,7 @@ func (s *severalNodes) agreeOnToken(soon clock.Instant, highest uint64) {
 			}
 		}
 		if same >= quorum.Majority(len(s.parts)) {
-			s.grantedAt, s.name = clock.Now(), s.parts[0].ID.(string)
+			s.grantedAt, s.name = clock.Now(), s.parts[0].ID()
 			s.grant(p.token)
 			return
 		}

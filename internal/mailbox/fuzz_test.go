@@ -1,7 +1,6 @@
 package mailbox
 
 import (
-	"fmt"
 	"math"
 	"regexp"
 	"slices"
@@ -55,7 +54,7 @@ func FuzzMailboxMessages(f *testing.F) {
 			named = nil // without a token it grants nothing
 		}
 		for _, n := range numbers {
-			b.Join(fmt.Sprint("box:", n), recorder{n, &got})
+			b.Join(n, recorder{n, &got})
 		}
 		b.Deliver(message)
 		if len(got) > len(named) || !slices.Equal(got, named[:len(got)]) {
@@ -68,7 +67,7 @@ func FuzzMailboxMessages(f *testing.F) {
 		// A waiter that has left receives nothing.
 		got = nil
 		for _, n := range numbers {
-			b.Leave(fmt.Sprint("box:", n))
+			b.Leave(n)
 		}
 		b.Deliver(message)
 		if got != nil {

@@ -84,11 +84,11 @@ func (b *Box) Hears() bool { return b.hears.Load() }
 
 // Join delivers the messages for an id to w, and opens the mailbox if it is
 // closed. The channel it returns is closed when the subscription has been
-// confirmed or has failed. An id is the name of the mailbox, ":", and a number.
-func (b *Box) Join(id string, w Waiter) (settled <-chan struct{}) {
+// confirmed or has failed. An id is the name of the mailbox, ":", and the number n.
+func (b *Box) Join(n uint64, w Waiter) (settled <-chan struct{}) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.waiters[b.number(id)] = w
+	b.waiters[n] = w
 	if b.idle != nil {
 		b.idle.Stop()
 		b.idle = nil
@@ -105,17 +105,11 @@ func (b *Box) Join(id string, w Waiter) (settled <-chan struct{}) {
 	return b.settled
 }
 
-// number returns the number in an id.
-func (b *Box) number(id string) uint64 {
-	n, _ := strconv.ParseUint(id[strings.LastIndexByte(id, ':')+1:], 10, 64)
-	return n
-}
-
 // Leave undoes Join: later messages for the id are ignored.
-func (b *Box) Leave(id string) {
+func (b *Box) Leave(n uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	delete(b.waiters, b.number(id))
+	delete(b.waiters, n)
 	if len(b.waiters) == 0 && b.stop != nil && b.idle == nil {
 		b.idles++
 		which := b.idles

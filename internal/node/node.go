@@ -6,7 +6,6 @@ package node
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"math"
 	"reflect"
@@ -24,16 +23,6 @@ import (
 	"github.com/redismutex/redismutex/internal/mailbox"
 	"github.com/redismutex/redismutex/internal/script"
 	"golang.org/x/sync/semaphore"
-)
-
-// channelPrefix begins the name of every mailbox, so that an ACL can allow them all.
-const channelPrefix = "redismutex:"
-
-// The names of this process' mailboxes begin alike. Ids of the same rank are ordered by name, so those of two processes are
-// in the same order on every node.
-var (
-	processName = channelPrefix + strings.ToLower(rand.Text()[:13]) + "."
-	mailboxes   atomic.Uint64
 )
 
 // A Node is one Redis client and what this process keeps for it. All mutexes on that client share it.
@@ -113,19 +102,12 @@ func newNode(rc redis.Scripter) *Node {
 	if _, ring := rc.(*redis.Ring); ring {
 		sub = nil
 	}
-	n.Mailbox = mailbox.New(sub, processName+strconv.FormatUint(mailboxes.Add(1), 10))
+	n.Mailbox = mailbox.New(sub, ChannelPrefix+process.get()+"."+strconv.FormatUint(mailboxes.Add(1), 10))
 	n.Renewer.node = n
 	n.Limiter = newLimiter(rc)
 	n.Requests = semaphore.NewWeighted(int64(connections(rc)))
 	n.Health.init()
 	return n
-}
-
-// NewID returns an id that no other acquisition has: "<mailbox>:<n>".
-func (n *Node) NewID() string {
-	var buf [64]byte
-	id := append(append(buf[:0], n.Mailbox.Name()...), ':')
-	return string(strconv.AppendUint(id, n.ids.Add(1), 10))
 }
 
 // LastID is the number of the newest id.
@@ -159,7 +141,7 @@ func (n *Node) pushed() bool { return n.Mailbox.Hears() && !n.mute.Load() }
 func (n *Node) Note(r script.Reply, log logger.Logger) {
 	if r.Untold && !n.mute.Swap(true) {
 		log.Error("", "PUBLISH is refused; waiters are not woken, and poll every 250 ms at most",
-			errors.New("allow the command PUBLISH and the channels "+channelPrefix+"* in the ACL"))
+			errors.New("allow the command PUBLISH and the channels "+ChannelPrefix+"* in the ACL"))
 	}
 }
 

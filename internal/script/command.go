@@ -31,7 +31,7 @@ func NewDurations(ttl time.Duration) Durations {
 type Participant struct {
 	Keys      *Keys
 	Durations Durations
-	ID        any // a string
+	ID        any // a string, or what marshals itself as one
 	Write     bool
 	Score     any // the place in the queue of every node, with several nodes; see Score
 }
