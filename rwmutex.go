@@ -147,8 +147,9 @@ func (m *RWMutex) RLockContext(ctx context.Context, opt ...LockOption) (*Lock, e
 	return m.lock(request{ctx: ctx, given: true}, opt)
 }
 
-// TryLockContext locks for writing if the lock can be granted at once. Otherwise the error matches [ErrLock], and no
-// request is left in Redis; or it is one of the errors of [RWMutex.LockContext].
+// TryLockContext locks for writing if the lock can be granted at once. Otherwise the error is a [HeldError], which
+// matches [ErrLock] and names who is in the way, and no request is left in Redis; or it is one of the errors of
+// [RWMutex.LockContext].
 func (m *RWMutex) TryLockContext(ctx context.Context, opt ...LockOption) (*Lock, error) {
 	return m.lock(request{ctx: ctx, given: true, write: true, try: true}, opt)
 }

@@ -3,7 +3,6 @@ package acquisition
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/redismutex/redismutex/internal/clock"
 	"github.com/redismutex/redismutex/internal/lockerr"
@@ -83,8 +82,8 @@ func (n *oneNode) score() any { return nil }
 
 func (n *oneNode) explainRefusal() error {
 	key, why := n.Keys.Name(), n.parts[0].why
-	if why == lockerr.ErrLock {
-		return fmt.Errorf("%w: %q", lockerr.ErrLock, key)
+	if isRefusal(why) {
+		return why
 	}
 	return lockerr.Doing("lock", key, why)
 }

@@ -187,7 +187,7 @@ func (p *part) acquired(sent clock.Instant, r script.Reply, err error) (next *pa
 	case r.Status == script.Foreign:
 		return nil, p.fail(lockerr.Foreign(r.Data))
 	case r.Status == script.Busy && a.try:
-		return nil, p.fail(lockerr.ErrLock)
+		return nil, p.fail(Held(a.Keys.Name(), r.Holder))
 	case r.Status == script.Busy:
 		if p.Tombstone {
 			p.node.Renewer.Release(&p.Lease)
@@ -258,7 +258,18 @@ func (p *part) counts() bool {
 }
 
 // hasReplied reports whether the node has granted p, put it into the queue, or refused a try since others hold the lock.
-func (p *part) hasReplied() bool { return p.in || p.why == lockerr.ErrLock }
+func (p *part) hasReplied() bool { return p.in || isRefusal(p.why) }
+
+// Held returns the error of a try for which an id is in the way; "": it is not known which.
+func Held(key, id string) error {
+	return &lockerr.HeldError{Key: key, Holder: id, Process: node.ProcessOf(id)}
+}
+
+// isRefusal reports whether a try failed with err because others are in the way.
+func isRefusal(err error) bool {
+	_, is := err.(*lockerr.HeldError)
+	return is
+}
 
 // Key implements [mailbox.Waiter].
 func (p *part) Key() string { return p.acq.Keys.Name() }

@@ -521,7 +521,7 @@ func (s *severalNodes) explainNodes(what string) error {
 		if mostForeign || replied >= majority {
 			why = lockerr.DemoteRedis(why)
 		}
-		if is := errors.Is(why, lockerr.ErrNotLock); is && !mostForeign || why == lockerr.ErrLock && mostForeign {
+		if is := errors.Is(why, lockerr.ErrNotLock); is && !mostForeign || isRefusal(why) && mostForeign {
 			why = lockerr.Demote(why)
 		}
 		format += "; %s: %w"

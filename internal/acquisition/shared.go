@@ -107,6 +107,13 @@ func (p *part) sendRelease(ctx context.Context, place node.Place) (script.Reply,
 	return p.node.CallBoth(ctx, a.Config.TTL, front.acquireCommand(false), onAcquired, release, place)
 }
 
+// CurrentID returns the id under which the first node knows a, or is asked for it, now.
+func (a *Acquisition) CurrentID() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.parts[0].ID()
+}
+
 // Has is Usable for a caller that has a mutex of its own. It tells nobody of a loss.
 func (a *Acquisition) Has(u User) error {
 	a.mu.Lock()

@@ -41,8 +41,8 @@
 package localqueue
 
 import (
+	"cmp"
 	"context"
-	"fmt"
 	"sync"
 	"unique"
 
@@ -122,12 +122,8 @@ func (q *queue) giveUp(w *waiter) {
 
 // try serves w at once or not at all. What it acquires begins no turn.
 func (q *queue) try(ctx context.Context, w *waiter) error {
-	refused, granted := q.tryLocally(w)
-	switch {
-	case granted:
-		return nil
-	case refused:
-		return fmt.Errorf("%w: %q", lockerr.ErrLock, w.keys.Name())
+	if granted, err := q.tryLocally(w); granted || err != nil {
+		return err
 	}
 	t := w.turn()
 	t.init(q, w, true)
@@ -139,7 +135,7 @@ func (q *queue) try(ctx context.Context, w *waiter) error {
 	q.acknowledged = true
 	t.next, q.turns = q.turns, t
 	t.ends = clock.Always
-	granted = q.grant(t, w)
+	granted := q.grant(t, w)
 	q.goOn(q.update())
 	if !granted {
 		return acquisition.ErrRetry
@@ -147,9 +143,9 @@ func (q *queue) try(ctx context.Context, w *waiter) error {
 	return nil
 }
 
-// tryLocally grants w a lock if a turn allows it and nobody waits. It refuses w if a lock or a waiter of this process is
-// in the way. If neither, Redis is to be asked.
-func (q *queue) tryLocally(w *waiter) (refused, granted bool) {
+// tryLocally grants w a lock if a turn allows it and nobody waits. It refuses w, with an error, if a lock or a waiter of this
+// process is in the way. If neither, Redis is to be asked.
+func (q *queue) tryLocally(w *waiter) (granted bool, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	now := clock.Now()
@@ -159,21 +155,38 @@ func (q *queue) tryLocally(w *waiter) (refused, granted bool) {
 	}
 	if !waiting {
 		if t := q.turnFor(w, now); t != nil && q.grant(t, w) {
-			return false, true
+			return true, nil
 		}
 	}
 	excluded := waiting && (w.write || q.line(w) == &q.rest && (q.first.writes() || q.rest.writes()))
-	return excluded || q.conflicts(w, now), false
+	t := q.conflicting(w, now)
+	if t == nil && !excluded {
+		return false, nil
+	}
+	return false, q.heldBy(w, t)
 }
 
-// conflicts reports whether a lock of this process excludes w.
-func (q *queue) conflicts(w *waiter, now clock.Instant) bool {
+// conflicting returns an acquisition of this process whose locks exclude w, or nil.
+func (q *queue) conflicting(w *waiter, now clock.Instant) *turn {
 	for t := q.turns; t != nil; t = t.next {
 		if (t.users < 0 || w.write) && t.acq.Trusted(now) {
-			return true
+			return t
 		}
 	}
-	return false
+	return nil
+}
+
+// heldBy returns the error of a try that t excludes or, if that is nil, a waiter: the acquisition in the way is then the one
+// that waits in Redis for the head, or one whose turn the head waits for.
+func (q *queue) heldBy(w *waiter, t *turn) error {
+	if t == nil {
+		t = cmp.Or(q.pending, q.turns)
+	}
+	id := ""
+	if t != nil {
+		id = t.acq.CurrentID()
+	}
+	return acquisition.Held(w.keys.Name(), id)
 }
 
 // line is where w waits.

@@ -89,6 +89,25 @@ func Upgrade(key string) error {
 	return fmt.Errorf("%w: %q: unlock it first, or lock for writing in the first place", ErrUpgrade, key)
 }
 
+// A HeldError is returned by a try, or by a wait that has run out, when others are in the way. It matches ErrLock.
+type HeldError struct {
+	Key string // the lock
+
+	// Holder is the id in the way: that of the writer, of one of the readers, or of the first waiter. It is "" if it is not
+	// known. Process is the name of its process: "<host>/<pid>", or what SetProcessName was given there.
+	Holder, Process string
+}
+
+func (e *HeldError) Error() string {
+	if e.Holder == "" {
+		return fmt.Sprintf("%v: %q", ErrLock, e.Key)
+	}
+	return fmt.Sprintf("%v: %q by %s", ErrLock, e.Key, e.Holder)
+}
+
+// Is reports whether target is ErrLock.
+func (e *HeldError) Is(target error) bool { return target == ErrLock }
+
 // Of returns an error of that kind with that cause.
 func Of(kind, cause error) error { return caused{kind, cause, 0} }
 

@@ -114,8 +114,9 @@ func (s Status) String() string {
 // A Reply is the reply of a script, with the grants that it made.
 type Reply struct {
 	Status Status
-	Value  int64   // the token of a writer; of Waiting, ms until the lease in front ends
-	Grants []Grant // in the order of the queue
+	Value  int64    // the token of a writer; of Waiting, ms until the lease in front ends
+	Grants []Grant  // in the order of the queue
+	InWay  []string // of Busy: the holders that exclude the caller, or else the first waiter
 
 	// Of a quorum only.
 	Preceded bool  // the caller holds the lock, and a waiter ranks before it
@@ -142,7 +143,7 @@ func (s State) Step(now Time, op Op) (State, Reply) {
 	case HandOn:
 		m.handOn()
 	}
-	r.Grants = m.grants
+	r.Grants, r.InWay = m.grants, m.inWay
 	if m.quorum && !op.Alone {
 		me := Participant{ID: op.ID, Kind: op.Kind, Class: op.Class, Rank: op.Rank}
 		again := op.Verb == Renew || m.again
@@ -179,6 +180,7 @@ type machine struct {
 	quorum bool
 	again  bool // the id had been acquired before
 	grants []Grant
+	inWay  []string
 }
 
 // acquire grants the lock if it is free and no waiter ranks before the caller, and
@@ -206,6 +208,13 @@ func (m *machine) acquire(op Op) (Status, int64) {
 		return m.status(p.ID, 0)
 	}
 	if op.Try {
+		if m.fits(p) {
+			m.inWay = []string{m.Queue[0].ID}
+		} else {
+			for _, q := range m.Holders {
+				m.inWay = append(m.inWay, q.ID)
+			}
+		}
 		return Busy, 0
 	}
 	m.Queue = slices.Insert(m.Queue, place, p)

@@ -144,6 +144,9 @@ var mutants = []mutant{
 	{"the text of an error is read under the mutex", "internal/lockerr/lockerr.go", "c := caused{ErrRedis, readOnce(cause), 0}", "c := caused{ErrRedis, cause, 0}", scenario("TestErrorsOfTheClientMayCallTheLibrary")},
 	{"the first unlock releases the acquisition", "internal/acquisition/shared.go", "	if a.users.none() {\n", "	if true {\n", sim},
 
+	{"a refused try names a waiter where a writer holds", "lua/lib/acquire.lua", "		return call('GET', HOLDER)\n", "		return string.sub(call('ZRANGE', INTENTS, '0', '0')[1] or '', 2)\n", model},
+	{"a try that is refused in its process names nobody", "internal/localqueue/queue.go", "		id = t.acq.CurrentID()\n", "", scenario("TestRefusedTryNamesWhoIsInTheWay")},
+
 	// Turns.
 	{"requests with another TTL share a queue", "internal/acquisition/config.go", `strings.Join(names, " "), c.TTL, c.Drift`, `strings.Join(names, " "), 0, 0`, scenario("TestEqualRequestsShareAQueue")},
 	{"a newcomer overtakes", "internal/localqueue/queue.go", "	q.line(w).push(w)\n	mine := ",

@@ -4,7 +4,7 @@
 --   status              value                             short form
 local GRANTED    = 1 -- the fencing token, 0 for a reader    the token, 1 for a reader
 local WAITING    = 2 -- ms until the lease in front ends     -1 - ms
-local BUSY       = 3 -- 0: a try, and others are in the way
+local BUSY       = 3 -- the id in the way, a holder or the first waiter: a try is refused
 local RELEASED   = 4 -- 0                                    the message, 1 if there is none
 local GONE       = 5 -- 0: neither holder nor waiter
 local TOMBSTONED = 6 -- 0: a tombstone refuses this id
