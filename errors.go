@@ -7,7 +7,7 @@ import "github.com/redismutex/redismutex/internal/lockerr"
 // which no majority answers, and some refuse, matches ErrRedis and ErrLock. If a majority answers, the error is ErrLock
 // alone, and still wraps the network errors of the other nodes.
 var (
-	// ErrLock is returned by a try when others hold the lock or wait for it. The error is a [HeldError], which names them.
+	// ErrLock is returned by a try, or when the time of [WithWait] is over, if others hold the lock or wait for it. The error is a [HeldError], which names them.
 	ErrLock = lockerr.ErrLock
 
 	// ErrLockLost is returned when a lock ended before its Unlock: it could not be renewed within its lease, or the server
@@ -35,6 +35,6 @@ var (
 	ErrInvalid = lockerr.ErrInvalid
 )
 
-// A HeldError is what a try returns if others are in the way: it names one of them. It matches [ErrLock]. With several nodes
+// A HeldError is what a try returns, or a wait that has run out ([WithWait]), if others are in the way: it names one of them. It matches [ErrLock]. With several nodes
 // it is one of the errors that the error wraps, one for each node that refused: [errors.As] finds the first.
 type HeldError = lockerr.HeldError

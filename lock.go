@@ -46,9 +46,9 @@ func (l *Lock) open(m *RWMutex, r request, outer *Lock, o *owner) error {
 	case outer != nil:
 		err = l.grant.Nest((*user)(l), (*user)(outer), r.write)
 	case l.grant != nil:
-		err = l.grant.Acquire(r.ctx, (*user)(l))
+		err = l.grant.Acquire(r.until, (*user)(l))
 	default:
-		err = localqueue.Acquire(r.ctx, &m.config, r.keys, r.write, r.try, (*user)(l))
+		err = localqueue.Acquire(r.until, &m.config, r.keys, r.write, r.try, (*user)(l))
 	}
 	if err != nil {
 		l.cancel(err)

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redismutex/redismutex/internal/acquisition"
@@ -137,7 +138,7 @@ func (m *RWMutex) TryRLock(opt ...LockOption) (*Lock, bool) {
 //
 // The error matches ctx's error and its cause, or one of [ErrUpgrade], [ErrRedis], [ErrNotLock] and [ErrInvalid]. An error
 // of Redis at the first attempt is returned at once. A waiter that is in the queue outlives such errors: they are logged,
-// and it waits on until ctx ends.
+// and it waits on until ctx ends. [WithWait] bounds the wait without bounding the lock.
 func (m *RWMutex) LockContext(ctx context.Context, opt ...LockOption) (*Lock, error) {
 	return m.lock(request{ctx: ctx, given: true, write: true}, opt)
 }
@@ -161,13 +162,16 @@ func (m *RWMutex) TryRLockContext(ctx context.Context, opt ...LockOption) (*Lock
 
 // A request is what one call asks for.
 type request struct {
-	ctx   context.Context
-	given bool // the caller passed ctx as an argument
-	write bool
-	try   bool
-	key   string
-	keys  *script.Keys
-	owner string // "": none
+	ctx     context.Context
+	given   bool            // the caller passed ctx as an argument
+	until   context.Context // ends the wait; ctx, or one that descends from it
+	bounded bool            // the wait is bounded, by wait
+	wait    time.Duration
+	write   bool
+	try     bool
+	key     string
+	keys    *script.Keys
+	owner   string // "": none
 }
 
 func (m *RWMutex) lockOrLog(r request, opt []LockOption) (*Lock, bool) {
@@ -186,6 +190,39 @@ func (m *RWMutex) lock(r request, opt []LockOption) (*Lock, error) {
 	if r.ctx.Err() != nil {
 		return nil, lockerr.Ended(r.ctx, r.keys.Name())
 	}
+	if r.bounded && r.wait > 0 {
+		return m.lockWithin(r)
+	}
+	return m.acquire(r)
+}
+
+// lastTry is how long a wait that has run out asks who is in the way, and a node time-out more.
+const lastTry = 100 * time.Millisecond
+
+// lockWithin acquires the lock within the time for which r may wait. When that is over it tries once more, and so learns
+// who is in the way.
+func (m *RWMutex) lockWithin(r request) (*Lock, error) {
+	within := func(d time.Duration) (*Lock, error, bool) {
+		until, cancel := context.WithTimeout(r.ctx, d)
+		defer cancel()
+		r.until = until
+		l, err := m.acquire(r)
+		return l, err, r.ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded)
+	}
+	l, err, over := within(r.wait)
+	if !over {
+		return l, err
+	}
+	r.try = true
+	last := lastTry + m.config.Timeout
+	if l, err, over = within(last); over {
+		err = lockerr.Doing("lock", r.keys.Name(), lockerr.Redis(fmt.Errorf("no answer within %v, after a wait of %v", last, r.wait)))
+	}
+	return l, err
+}
+
+// acquire is lock for a request that has been checked.
+func (m *RWMutex) acquire(r request) (*Lock, error) {
 	for {
 		l, outer, o := m.newLock(r)
 		err := l.open(m, r, outer, o)
@@ -219,6 +256,13 @@ func (m *RWMutex) complete(r *request, opt []LockOption) error {
 	}
 	if r.ctx == nil {
 		r.ctx = context.Background()
+	}
+	r.until = r.ctx
+	if r.bounded {
+		if r.try {
+			return fmt.Errorf("%w: WithWait is for calls that wait, and this one tries", ErrInvalid)
+		}
+		r.try = r.wait == 0
 	}
 	if r.key != "" {
 		var err error
