@@ -111,9 +111,31 @@ func (l *Lock) Value(key any) any {
 func (l *Lock) Unlock() {
 	err := l.UnlockContext(context.Background())
 	if err != nil && !errors.Is(err, ErrUnlocked) {
-		l.grant.Config().Log.Error(l.Key(), "unlock", err)
+		l.logUnlock(err)
 	}
 }
+
+// do calls f with l and unlocks it. A panic goes on.
+func (l *Lock) do(f func(*Lock) error) error {
+	returned := false
+	defer func() {
+		if !returned {
+			l.Unlock()
+		}
+	}()
+	err := f(l)
+	returned = true
+	switch ended := l.UnlockContext(context.WithoutCancel(l.ctx)); {
+	case ended == nil, errors.Is(ended, ErrUnlocked):
+	case errors.Is(ended, ErrRedis):
+		l.logUnlock(ended)
+	default:
+		err = errors.Join(err, ended)
+	}
+	return err
+}
+
+func (l *Lock) logUnlock(err error) { l.grant.Config().Log.Error(l.Key(), "unlock", err) }
 
 // UnlockContext is Unlock and returns what became of the lock:
 //

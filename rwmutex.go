@@ -160,6 +160,27 @@ func (m *RWMutex) TryRLockContext(ctx context.Context, opt ...LockOption) (*Lock
 	return m.lock(request{ctx: ctx, given: true, try: true}, opt)
 }
 
+// Do locks for writing as [RWMutex.LockContext] does, calls f with the lock, which is a context, and unlocks, also when f
+// panics. f may unlock earlier. The error is that of locking; or f's, joined with that of a lock that ended before its unlock
+// ([ErrLockLost]) or among foreign data ([ErrNotLock]). An unlock that Redis does not confirm is logged: the lock was held
+// for as long as f ran.
+func (m *RWMutex) Do(ctx context.Context, f func(*Lock) error, opt ...LockOption) error {
+	l, err := m.LockContext(ctx, opt...)
+	if err != nil {
+		return err
+	}
+	return l.do(f)
+}
+
+// RDo locks for reading. Otherwise it is like [RWMutex.Do].
+func (m *RWMutex) RDo(ctx context.Context, f func(*Lock) error, opt ...LockOption) error {
+	l, err := m.RLockContext(ctx, opt...)
+	if err != nil {
+		return err
+	}
+	return l.do(f)
+}
+
 // A request is what one call asks for.
 type request struct {
 	ctx     context.Context

@@ -149,6 +149,8 @@ var mutants = []mutant{
 
 	{"the time to wait bounds the lock", "lock.go", "context.WithCancelCause(r.ctx)", "context.WithCancelCause(r.until)", scenario("TestWaitBoundsTheWaitAndNotTheLock")},
 
+	{"a panic leaves the lock", "lock.go", "		if !returned {\n", "		if false {\n", scenario("TestDoUnlocksAfterAPanic")},
+
 	// Turns.
 	{"requests with another TTL share a queue", "internal/acquisition/config.go", `strings.Join(names, " "), c.TTL, c.Drift`, `strings.Join(names, " "), 0, 0`, scenario("TestEqualRequestsShareAQueue")},
 	{"a newcomer overtakes", "internal/localqueue/queue.go", "	q.line(w).push(w)\n	mine := ",
