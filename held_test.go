@@ -69,7 +69,7 @@ func TestRefusalOfSeveralNodesNamesTheHolder(t *testing.T) {
 		l := ns.lock(ns.mutex(), true)
 		_, err := ns.mutex().TryLockContext(ns.Context())
 		var held *HeldError
-		if ns.matches(err, ErrLock); !errors.As(err, &held) || held.Holder != l.ID() {
+		if ns.matches(err, ErrLock); !errors.As(err, &held) || node.AcquisitionOf(held.Holder) != node.AcquisitionOf(l.ID()) {
 			ns.Errorf("want the holder %q, got %+v: %v", l.ID(), held, err)
 		}
 		ns.unlock(l)

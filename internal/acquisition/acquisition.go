@@ -137,7 +137,7 @@ func (a *Acquisition) Init(c *Config, keys *script.Keys, write, try bool) {
 		a.nodes = newSeveralNodes(a)
 		return
 	}
-	a.array[0] = a.only.init(a, 0)
+	a.array[0] = a.only.init(a, 0, node.NewNumber())
 	a.parts, a.nodes = a.array[:], (*oneNode)(a)
 }
 

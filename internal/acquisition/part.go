@@ -34,11 +34,11 @@ type part struct {
 	checked bool  // since the grant, RenewOften asks whether a lower rank waits
 }
 
-// init makes p the part on a node, under a new id.
-func (p *part) init(a *Acquisition, index int) *part {
+// init makes p the part on a node, under the id of that number.
+func (p *part) init(a *Acquisition, index int, number uint64) *part {
 	p.acq, p.node = a, a.Config.Nodes[index]
 	p.sent.Store(int64(clock.Always))
-	p.Lease.Init(p, p.node, a.write)
+	p.Lease.Init(p, p.node, number, a.write)
 	return p
 }
 
@@ -416,7 +416,7 @@ func (p *part) withCause(why error) error {
 func (p *part) replace() *part {
 	p.leaveMailbox()
 	i := p.index()
-	next := new(part).init(p.acq, i)
+	next := new(part).init(p.acq, i, p.NextID())
 	next.join = p.join
 	p.acq.parts[i] = next
 	return next

@@ -42,8 +42,9 @@ func newSeveralNodes(a *Acquisition) *severalNodes {
 		since:       slices.Repeat([]clock.Instant{clock.Always}, n),
 	}
 	a.parts = make([]*part, n)
+	number := node.NewNumber()
 	for i := range a.parts {
-		a.parts[i] = new(part).init(a, i)
+		a.parts[i] = new(part).init(a, i, number)
 	}
 	return s
 }
