@@ -239,6 +239,7 @@ func TestMinorityThatFailsCostsOneTimeout(t *testing.T) {
 				m := ns.mutex()
 				fail(ns.links[1])
 				fail(ns.links[4])
+				synctest.Wait()
 				for i := range 100 {
 					start := time.Now()
 					lock := m.LockContext

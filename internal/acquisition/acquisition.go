@@ -77,10 +77,10 @@ type Acquisition struct {
 
 // nodes is what one node and several do differently. Where nothing else is said, the mutex of the acquisition is held.
 type nodes interface {
-	// acquire asks the nodes for the lock and waits, as described for Acquire. Release releases it on each, and collect
-	// waits for the votes of the parts in open and adds them to t, each until ctx ends. They are called without the mutex.
+	// acquire asks the nodes for the lock and waits, as described for Acquire. Release releases it on each, behind the
+	// acquire of next unless that is nil, and collect waits for the votes of the parts in open and adds them to t, each until ctx ends. They are called without the mutex.
 	acquire(ctx context.Context) error
-	release(ctx context.Context) tally
+	release(ctx context.Context, next *Acquisition) tally
 	collect(ctx context.Context, t *tally, open map[*part]bool, votes <-chan vote)
 
 	// decide decides what the answers to a pending request amount to, after one of them has changed.
@@ -160,8 +160,19 @@ func (a *Acquisition) Token() uint64 { return a.token }
 func (a *Acquisition) Until() clock.Instant { return clock.Instant(a.until.Load()) }
 
 // Acquire asks the nodes for the lock and waits until it is granted, or will not be granted, or ctx ends. It returns
-// ErrRetry if the acquisition was superseded, or lost before it had a user.
-func (a *Acquisition) Acquire(ctx context.Context) error { return a.nodes.acquire(ctx) }
+// ErrRetry if the acquisition was superseded, or lost before it had a user. If a hook or a logger panics, the request is
+// abandoned.
+func (a *Acquisition) Acquire(ctx context.Context) error {
+	returned := false
+	defer func() {
+		if !returned {
+			a.Abandon()
+		}
+	}()
+	err := a.nodes.acquire(ctx)
+	returned = true
+	return err
+}
 
 // wait waits until a is held, or will not be held, or ctx ends.
 func (a *Acquisition) wait(ctx context.Context) error {
@@ -263,7 +274,10 @@ func (a *Acquisition) usable(u User) error {
 // Leave removes a user and reports whether it was the last one. Release has to follow then. The error is that of Usable.
 func (a *Acquisition) Leave(u User) (last bool, err error) {
 	a.loseIfExpired()
-	return a.Remove(u)
+	if err := a.Remove(u); err != nil {
+		return false, err
+	}
+	return a.Close()
 }
 
 // Cause returns why it was lost. It must have been lost.

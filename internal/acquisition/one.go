@@ -34,10 +34,14 @@ func (n *oneNode) decide() {
 
 func (n *oneNode) heldSince(clock.Instant) bool { return n.parts[0].counts() }
 
-func (n *oneNode) release(ctx context.Context) (t tally) {
+func (n *oneNode) release(ctx context.Context, next *Acquisition) (t tally) {
 	// Nothing changes p.in any more: the lock has ended.
-	if p := n.parts[0]; p.in {
-		t.add(p.release(ctx))
+	p := n.parts[0]
+	front := next.partOn(p.node)
+	if p.in {
+		t.add(p.release(ctx, front))
+	} else {
+		front.acquireAlone()
 	}
 	return t
 }

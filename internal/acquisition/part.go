@@ -22,7 +22,6 @@ type part struct {
 	node *node.Node
 	sent atomic.Int64 // when its last request was written to a connection; Always: it has not been
 
-	front   *part // whose acquire goes in front of the release of this one; nil: none
 	token   uint64
 	why     error // why it is not in; while it is, why it could not be renewed
 	failed  uint8 // how many attempts on this node have failed in a row

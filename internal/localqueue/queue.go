@@ -57,11 +57,13 @@ type queue struct {
 	requests int32 // how many it has; guarded by the mutex of queues
 
 	mu           sync.Mutex
-	acknowledged bool  // Redis has acknowledged a request since the queue was empty
+	acknowledged bool  // something that Redis has acknowledged stands for those that wait
 	first        line  // the waiters of the class that goes first, by order of choice
 	rest         line  // the other waiters
 	pending      *turn // the acquisition that is made for the head; nil: none
-	turns        *turn // the acquisitions that are held, the newest first
+	turns        *turn // the acquisitions that are held and may serve, the newest first
+
+	spent map[*turn]struct{} // the others that are held: their turn is over, and they keep their readers
 }
 
 // acquire makes w wait until it is served, or will not be served, or ctx ends.
@@ -77,17 +79,40 @@ func (q *queue) acquire(ctx context.Context, w *waiter) error {
 		mine = nil
 	}
 	q.mu.Unlock()
-	if mine != nil { // w is the head, and asks for itself
-		err := mine.acq.Acquire(ctx)
-		if err != nil && ctx.Err() != nil {
-			q.giveUp(w)
-			if err != acquisition.ErrWaiting {
-				err = acquisition.ErrRetry // for the next one
-			}
+	returned := false
+	defer func() {
+		if !returned {
+			q.abort(w, mine)
 		}
-		q.onAcquired(mine, err)
+	}()
+	if mine != nil { // w is the head, and asks for itself
+		q.ask(ctx, w, mine)
+		mine = nil
 	}
-	return q.wait(ctx, w)
+	err := q.wait(ctx, w)
+	returned = true
+	return err
+}
+
+// ask makes an acquisition on the goroutine of w, the head.
+func (q *queue) ask(ctx context.Context, w *waiter, mine *turn) {
+	err := mine.acq.Acquire(ctx)
+	if err != nil && ctx.Err() != nil {
+		q.giveUp(w)
+		if err != acquisition.ErrWaiting {
+			err = acquisition.ErrRetry // for the next one
+		}
+	}
+	q.onAcquired(mine, err)
+}
+
+// abort ends the wait of w, whose goroutine ends because a hook or a logger has panicked. What w has asked for, unless that
+// is nil, has been abandoned, and another one is made for those that wait.
+func (q *queue) abort(w *waiter, mine *turn) {
+	q.giveUp(w)
+	if mine != nil {
+		q.onAcquired(mine, acquisition.ErrRetry)
+	}
 }
 
 // wait waits until w is served, or will not be served, or ctx ends.
@@ -132,8 +157,7 @@ func (q *queue) try(ctx context.Context, w *waiter) error {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.acknowledged = true
-	t.next, q.turns = q.turns, t
+	q.push(t)
 	t.ends = clock.Always
 	granted := q.grant(t, w)
 	q.goOn(q.update())
@@ -170,6 +194,11 @@ func (q *queue) tryLocally(w *waiter) (granted bool, err error) {
 func (q *queue) conflicting(w *waiter, now clock.Instant) *turn {
 	for t := q.turns; t != nil; t = t.next {
 		if (t.users < 0 || w.write) && t.acq.Trusted(now) {
+			return t
+		}
+	}
+	for t := range q.spent {
+		if w.write && t.acq.Trusted(now) {
 			return t
 		}
 	}
@@ -271,8 +300,12 @@ func (q *queue) grant(t *turn, w *waiter) bool {
 	return true
 }
 
+// push adds t to the acquisitions that are held.
+func (q *queue) push(t *turn) { t.next, q.turns = q.turns, t }
+
 // drop takes t out of the acquisitions that are held.
 func (q *queue) drop(t *turn) {
+	delete(q.spent, t)
 	for at := &q.turns; *at != nil; at = &(*at).next {
 		if *at == t {
 			*at = t.next
@@ -281,22 +314,34 @@ func (q *queue) drop(t *turn) {
 	}
 }
 
-// endTurns ends acquisitions that have no users, and downgrades those that have only readers when their turn is over, so
-// that readers of others may join them.
+// endTurns ends acquisitions that have no users, and puts those aside that have only readers when their turn is over. A
+// write acquisition is downgraded then, so that readers of others may join.
 func (q *queue) endTurns(now clock.Instant) {
 	for t := q.turns; t != nil; t = t.next {
 		switch {
 		case t.users == 0:
 			q.drop(t)
 			t.acq.Abandon()
-		case !t.write || t.users < 0:
-		case t.lasts(now):
+		case t.users < 0:
+		case !t.lasts(now):
+			q.putAside(t)
+		case t.write:
 			t.wake(now)
-		default:
-			t.write = false
-			t.acq.BecomeReader()
 		}
 	}
+}
+
+// putAside takes t, which has only readers and whose turn is over, out of those that every event looks at.
+func (q *queue) putAside(t *turn) {
+	if t.write {
+		t.write = false
+		t.acq.BecomeReader()
+	}
+	q.drop(t)
+	if q.spent == nil {
+		q.spent = map[*turn]struct{}{}
+	}
+	q.spent[t] = struct{}{}
 }
 
 // choose sees to it that an acquisition waits in Redis for the head, and for nobody else. While this process holds a write
@@ -309,11 +354,16 @@ func (q *queue) choose(now clock.Instant) *turn {
 			q.acknowledged = true
 		}
 	}
-	if w == nil || q.pending != nil {
+	if w == nil {
+		q.acknowledged = false
+		return nil
+	}
+	if q.pending != nil {
 		return nil
 	}
 	for t := q.turns; t != nil; t = t.next {
 		if t.write {
+			q.acknowledged = true
 			return nil
 		}
 	}
@@ -341,7 +391,7 @@ func (q *queue) onAcquired(t *turn, err error) {
 	case err == nil:
 		q.acknowledged = true
 		t.ends = clock.Never
-		t.next, q.turns = q.turns, t
+		q.push(t)
 	case err != acquisition.ErrRetry:
 		q.fail(err)
 	}

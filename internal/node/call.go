@@ -7,11 +7,15 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redismutex/redismutex/internal/clock"
+	"github.com/redismutex/redismutex/internal/lockerr"
 	"github.com/redismutex/redismutex/internal/script"
 )
 
 // ErrInterrupted is returned by a call whose context has ended. The call itself goes on.
 var ErrInterrupted = errors.New("interrupted")
+
+// errPanicked is the error of a call that may have been sent: a hook of the client has panicked, or has ended the goroutine.
+var errPanicked = lockerr.Redis(errors.New("a hook of the client has panicked"))
 
 // Call is Run, but returns ErrInterrupted as soon as ctx ends, while the call goes on by itself: a context does not
 // interrupt go-redis in a read. When the call has ended it frees its place in the limiter.
@@ -31,24 +35,32 @@ func (n *Node) Call(ctx context.Context, ttl time.Duration, c script.Command, pl
 }
 
 // CallBoth makes two calls in one round trip, in that order. The second one is as Call makes it; onFirst takes the answer
-// to the first one before anything of the second is known.
+// to the first one before anything of the second is known. The first one is sent with its source: if the server did not
+// know the script, the second one would be made without it.
 func (n *Node) CallBoth(ctx context.Context, ttl time.Duration, first script.Command, onFirst func(script.Reply, error), second script.Command, place Place) (script.Reply, error) {
 	sent := context.WithoutCancel(ctx)
 	both := func() (script.Reply, error) {
-		calls := []*call{{command: first}, {command: second}}
+		defer place.Free()
+		answered := false
+		defer func() {
+			if !answered {
+				onFirst(script.Reply{}, errPanicked)
+			}
+		}()
+		calls := []*call{{command: first.WithSource()}, {command: second}}
 		n.runAll(sent, calls)
 		a, b := calls[0], calls[1]
 		if a.err == nil && a.reply.More {
 			n.Mailbox.Deliver(a.reply.Grants)
 			a.reply, a.err = n.Run(sent, ttl, first)
 		}
+		answered = true
 		onFirst(a.reply, a.err)
 		n.Mailbox.Deliver(a.reply.Grants)
 		n.Mailbox.Deliver(b.reply.Grants)
 		if b.err == nil && b.reply.More {
 			_, _ = n.Run(sent, ttl, second) // it has been released; the rest is handed on
 		}
-		place.Free()
 		return b.reply, b.err
 	}
 	if ctx.Done() == nil {

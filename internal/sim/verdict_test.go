@@ -127,7 +127,7 @@ func (e *era) idle(ops []history.Op) error {
 		for j := range ops {
 			p := &ops[j]
 			if _, to, ok := p.Held(); ok && p.Key == o.Key && p.Got < o.Got && i != j {
-				free = max(free, to, p.Unlocking) // the server holds it until then, even if its parent context has ended
+				free = max(free, to, p.Unlocking)                     // the server holds it until then, even if its parent context has ended
 				if e.mood == tardy && e.attempts[j].by.name == late { // its release travels behind an acquire, which may be late
 					free = max(free, p.Freed)
 				}
