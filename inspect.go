@@ -211,7 +211,7 @@ func (s *State) conclude() {
 		s.Mode, s.Holders, s.Holding, s.Waiters, s.Waiting, s.Token = n.Mode, n.Holders, n.Holding, n.Waiters, n.Waiting, n.Token
 		return
 	}
-	answered, free := 0, 0
+	answered, free, crowds := 0, 0, 0
 	holders, waiters := gathered{}, gathered{}
 	for _, n := range s.Nodes {
 		if n.Err == nil {
@@ -219,6 +219,9 @@ func (s *State) conclude() {
 		}
 		if n.Mode == Free {
 			free++
+		}
+		if n.Holding > len(n.Holders) {
+			crowds++
 		}
 		holders.add(n.Holders)
 		waiters.add(n.Waiters)
@@ -239,6 +242,9 @@ func (s *State) conclude() {
 	for _, ps := range waiters {
 		s.Waiters = append(s.Waiters, ps[0])
 	}
+	if crowds < majority { // else each node has told of some of its readers only
+		s.Holding = len(s.Holders)
+	}
 	slices.SortFunc(s.Holders, func(p, q Participant) int { return cmp.Compare(p.ID, q.ID) })
 	slices.SortFunc(s.Waiters, func(p, q Participant) int { return cmp.Or(cmp.Compare(p.rank, q.rank), cmp.Compare(p.ID, q.ID)) })
 	s.Waiting = max(s.Waiting, len(s.Waiters))
@@ -248,7 +254,7 @@ func (s *State) conclude() {
 		s.Mode = Unknown
 	case len(s.Holders) > 0 && s.Holders[0].Write:
 		s.Mode = Writing
-	case len(s.Holders) > 0:
+	case len(s.Holders) > 0 || crowds >= majority:
 		s.Mode = Reading
 	case free >= majority:
 		s.Mode = Free

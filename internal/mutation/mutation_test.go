@@ -151,6 +151,12 @@ var mutants = []mutant{
 
 	{"a panic leaves the lock", "lock.go", "		if !returned {\n", "		if false {\n", scenario("TestDoUnlocksAfterAPanic")},
 
+	// Inspecting.
+	{"inspecting shows waiters whose lease has ended", "lua/inspect.lua", "	if ms > 0 and #waiters", "	if #waiters", model},
+	{"inspecting counts waiters whose lease has ended", "lua/inspect.lua", "		waiting = waiting - 1\n", "", model},
+	{"inspecting takes out who has ended", "lua/inspect.lua", "local most = format", "if #ended > 0 then\n	call('ZREM', LEASES, unpack(ended))\nend\nlocal most = format", model},
+	{"a node of several makes the conclusion", "inspect.go", "		if len(ps) < majority {\n", "		if len(ps) < 1 {\n", scenario("TestInspectOfSeveralNodesShowsWhatTheMajoritySays")},
+
 	// Turns.
 	{"requests with another TTL share a queue", "internal/acquisition/config.go", `strings.Join(names, " "), c.TTL, c.Drift`, `strings.Join(names, " "), 0, 0`, scenario("TestEqualRequestsShareAQueue")},
 	{"a newcomer overtakes", "internal/localqueue/queue.go", "	q.line(w).push(w)\n	mine := ",
