@@ -14,6 +14,12 @@ var (
 	// does not know it any more. Others may hold the lock.
 	ErrLockLost = lockerr.ErrLockLost
 
+	// ErrRevoked is returned when a lock, or the wait for one, was ended by [RWMutex.Revoke]. Others may hold the lock.
+	ErrRevoked = lockerr.ErrRevoked
+
+	// ErrNoSuchID is returned by [RWMutex.Revoke] when the id neither holds the lock nor waits for it.
+	ErrNoSuchID = lockerr.ErrNoSuchID
+
 	// ErrUnlocked is returned when a lock has been unlocked.
 	ErrUnlocked = lockerr.ErrUnlocked
 

@@ -19,6 +19,7 @@ import (
 //
 //   - with [Lock.Unlock]: [ErrUnlocked];
 //   - when the lock could not be renewed within its lease, or Redis does not know it any more: [ErrLockLost];
+//   - when somebody has revoked it ([RWMutex.Revoke]): [ErrRevoked];
 //   - with its parent: the parent's cause.
 //
 // The same key may be locked again within it: see [RWMutex.LockContext]. [FromContext] finds it further down.
@@ -142,6 +143,7 @@ func (l *Lock) logUnlock(err error) { l.grant.Config().Log.Error(l.Key(), "unloc
 //   - nil: it was held to the end, and Redis has released it; or Redis is not asked, since a lock that it is nested with is
 //     still held, or others of this process hold on or take over (see [WithTurn]);
 //   - [ErrUnlocked]: it had been unlocked before;
+//   - [ErrRevoked]: it had been revoked, and this process knew;
 //   - [ErrLockLost]: it was lost before. It is also returned when the outcome is unknown: where the reply to the unlock
 //     was lost and the client sent it again, the second one finds nothing any more;
 //   - [ErrNotLock]: a key of the lock holds foreign data by now;
@@ -173,7 +175,7 @@ func (l *Lock) UnlockContext(ctx context.Context) error {
 //
 //   - [ErrRedis], or ctx's error: the outcome is unknown. Until Redis has made the change no other reader comes in. Each
 //     renewal asks again;
-//   - [ErrUnlocked], [ErrLockLost]: the lock has ended;
+//   - [ErrUnlocked], [ErrLockLost], [ErrRevoked]: the lock has ended;
 //   - [ErrNotLock]: a key of the lock holds foreign data, so that it cannot be downgraded and will be lost;
 //   - [ErrInvalid]: it was acquired as a read lock; or a write lock nested with it has to be unlocked first; or ctx is nil.
 //     The lock stays as it is.
@@ -209,7 +211,7 @@ func (l *Lock) finish(err error) {
 	switch {
 	case errors.Is(err, ErrUnlocked):
 		l.cancel(ErrUnlocked)
-	case errors.Is(err, ErrLockLost):
+	case errors.Is(err, ErrLockLost), errors.Is(err, ErrRevoked):
 		l.cancel(l.grant.Cause())
 	}
 }

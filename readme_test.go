@@ -33,7 +33,7 @@ func docsACL(t *testing.T) []string {
 
 func TestDocsACLNamesTheCommandsInUse(t *testing.T) {
 	var used []string
-	for _, verb := range []string{"lock", "rlock", "refresh", "unlock", "inspect"} {
+	for _, verb := range []string{"lock", "rlock", "refresh", "unlock", "inspect", "revoke"} {
 		for _, command := range regexp.MustCompile(`\bp?call\('(\w+)'`).FindAllStringSubmatch(lua.Source(verb), -1) {
 			used = append(used, strings.ToLower(command[1]))
 		}

@@ -65,7 +65,7 @@ type Acquisition struct {
 	shared, outlives bool
 
 	users  users
-	cause  *error        // why it was lost; a pointer, since few are
+	cause  *error        // why it was lost, or its wait revoked; a pointer, since few are
 	signal chan struct{} // wakes the caller, and holds one signal; nil: the caller does not sleep
 	parts  []*part       // one for each node
 	nodes  nodes
@@ -213,7 +213,12 @@ func (a *Acquisition) refused(ctx context.Context) error {
 		a.mu.Unlock()
 		return lockerr.Ended(ctx, a.Keys.Name())
 	}
-	err := a.nodes.explainRefusal()
+	var err error
+	if a.cause != nil {
+		err = *a.cause // it was revoked
+	} else {
+		err = a.nodes.explainRefusal()
+	}
 	a.mu.Unlock()
 	_ = a.Release(ctx) // of what some nodes have granted
 	return err
@@ -266,7 +271,7 @@ func (a *Acquisition) usable(u User) error {
 	case !a.users.has(u):
 		return fmt.Errorf("%w: %q", lockerr.ErrUnlocked, a.Keys.Name())
 	case a.state == lost:
-		return fmt.Errorf("%w: %q", lockerr.ErrLockLost, a.Keys.Name())
+		return fmt.Errorf("%w: %q", lockerr.KindOf(*a.cause), a.Keys.Name())
 	}
 	return nil
 }
@@ -370,7 +375,12 @@ func (a *Acquisition) loseIfExpired() {
 
 // lose ends a held lock. Its users are told when the mutex is free again. The mutex is held.
 func (a *Acquisition) lose(why error) news {
-	why = lockerr.Of(lockerr.ErrLockLost, fmt.Errorf("%q: %w", a.Keys.Name(), a.nodes.explainLoss(why)))
+	return a.end(lockerr.ErrLockLost, fmt.Errorf("%q: %w", a.Keys.Name(), a.nodes.explainLoss(why)))
+}
+
+// end is lose for any reason: ErrLockLost, or that the lock was revoked.
+func (a *Acquisition) end(kind, why error) news {
+	why = lockerr.Of(kind, why)
 	a.state, a.cause = lost, &why
 	// A renewal whose reply was lost may have renewed it on the server.
 	a.releaseInBackground()

@@ -347,7 +347,11 @@ func (p *part) OnExpired(why error) {
 	a := p.acq
 	var n news
 	a.mu.Lock()
-	if p.active() && p.in {
+	switch {
+	case !p.active() || !p.in:
+	case why == lockerr.ErrRevoked:
+		n = p.revoked()
+	default:
 		p.Tombstone = p.Tombstone || a.state == pending
 		n = p.fail(why)
 	}
@@ -357,6 +361,21 @@ func (p *part) OnExpired(why error) {
 
 // OnTimeout implements [node.Owner]: the node time-out of an acquire is over, or an acquire that was put off is due.
 func (p *part) OnTimeout() { p.acq.nodes.onTimeout(p) }
+
+// revoked ends the whole acquisition, or the wait for it: somebody has revoked p. The other nodes are released. The mutex is
+// held.
+func (p *part) revoked() news {
+	a := p.acq
+	p.leaveMailbox()
+	p.in, p.granted = false, false
+	if a.state == held {
+		return a.end(lockerr.ErrRevoked, fmt.Errorf("%q", a.Keys.Name()))
+	}
+	why := lockerr.Of(lockerr.ErrRevoked, fmt.Errorf("%q: while it waited", a.Keys.Name()))
+	a.cause = &why
+	a.abandon()
+	return news{}
+}
 
 // fail notes that the node does not hold p, or not any more, and why. Unless that ends the request or the lock, another
 // part takes its place. The mutex is held.

@@ -392,6 +392,11 @@ func (q *queue) onAcquired(t *turn, err error) {
 		q.acknowledged = true
 		t.ends = clock.Never
 		q.push(t)
+	case lockerr.KindOf(err) == lockerr.ErrRevoked: // what waited for the head
+		q.acknowledged = true
+		if w := q.head(); w != nil {
+			q.end(w, err)
+		}
 	case err != acquisition.ErrRetry:
 		q.fail(err)
 	}

@@ -15,14 +15,16 @@ import (
 var (
 	ErrLock     = errors.New("redismutex: held by others")
 	ErrLockLost = errors.New("redismutex: lock lost")
+	ErrRevoked  = errors.New("redismutex: lock revoked")
 	ErrUnlocked = errors.New("redismutex: unlocked")
+	ErrNoSuchID = errors.New("redismutex: no holder or waiter has this id")
 	ErrUpgrade  = errors.New("redismutex: a read lock cannot become a write lock")
 	ErrRedis    = errors.New("redismutex: redis failed")
 	ErrNotLock  = errors.New("redismutex: key holds data that is no lock")
 	ErrInvalid  = errors.New("redismutex: invalid argument")
 )
 
-var sentinels = []error{ErrLock, ErrLockLost, ErrUnlocked, ErrUpgrade, ErrRedis, ErrNotLock, ErrInvalid}
+var sentinels = []error{ErrLock, ErrLockLost, ErrRevoked, ErrUnlocked, ErrNoSuchID, ErrUpgrade, ErrRedis, ErrNotLock, ErrInvalid}
 
 // Sentinel returns the sentinel that err matches, or nil.
 func Sentinel(err error) error {
@@ -111,6 +113,14 @@ func (e *HeldError) Is(target error) bool { return target == ErrLock }
 // Of returns an error of that kind with that cause.
 func Of(kind, cause error) error { return caused{kind, cause, 0} }
 
+// KindOf returns the kind of an error that Of, Redis or Script has returned, or nil. It calls no foreign code.
+func KindOf(err error) error {
+	if e, ok := err.(caused); ok {
+		return e.kind
+	}
+	return nil
+}
+
 // Has reports whether err is an error of Redis with that trait.
 func Has(err error, t Trait) bool {
 	var c caused
@@ -162,7 +172,7 @@ func (e caused) Is(target error) bool {
 	switch target {
 	case e.kind:
 		return true
-	case context.Canceled, context.DeadlineExceeded, ErrRedis, ErrLock, ErrLockLost, ErrUnlocked, ErrUpgrade, ErrNotLock, ErrInvalid:
+	case context.Canceled, context.DeadlineExceeded, ErrRedis, ErrLock, ErrLockLost, ErrRevoked, ErrUnlocked, ErrNoSuchID, ErrUpgrade, ErrNotLock, ErrInvalid:
 		return false
 	}
 	return errors.Is(e.cause, target)

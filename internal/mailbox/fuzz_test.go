@@ -38,7 +38,7 @@ func FuzzMailboxMessages(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, message string) {
 		var got []grant
-		b := New(nil, "box")
+		b := New(nil, "box", nil)
 		// The waiters: a few fixed numbers, and all that the message names.
 		numbers := []uint64{0, 1, 2, 3, 10, math.MaxUint64}
 		var named []grant

@@ -27,7 +27,7 @@ func (n *Node) Call(ctx context.Context, ttl time.Duration, c script.Command, pl
 	return await(ctx, n, func() (script.Reply, error) {
 		defer place.Free()
 		sent := ctx
-		if c.Script == script.Unlock {
+		if c.Releases() {
 			sent = context.WithoutCancel(ctx) // a release is sent in any case
 		}
 		return n.Run(sent, ttl, c)
@@ -82,6 +82,15 @@ func (n *Node) Inspect(ctx context.Context, keys *script.Keys) (script.Inspectio
 	})
 }
 
+// Revoke is Call for a revocation. Like an inspection it does not wait behind a crowd of acquires.
+func (n *Node) Revoke(ctx context.Context, ttl time.Duration, c script.Command) (script.Reply, error) {
+	place := n.Limiter.Releases
+	if err := n.Admit(ctx, place, 0); err != nil {
+		return script.Reply{}, err
+	}
+	return n.Call(ctx, ttl, c, place)
+}
+
 // await runs a call that frees its own place, and returns ErrInterrupted as soon as ctx ends.
 func await[T any](ctx context.Context, n *Node, f func() (T, error)) (none T, _ error) {
 	type answer struct {
@@ -130,7 +139,7 @@ func (n *Node) Run(ctx context.Context, ttl time.Duration, c script.Command) (sc
 		next, err = c.Script.Parse(n.eval(ctx, c))
 		more = next.More
 		n.Mailbox.Deliver(next.Grants)
-		if c.Script != script.Unlock {
+		if !c.Releases() {
 			r = next
 		} else if err != nil {
 			return r, nil // it has been released; renewals hand on the rest

@@ -85,8 +85,8 @@ func TestProcessNameDoesNotChange(t *testing.T) {
 
 // The ids of an acquisition on several nodes belong together, and no others do.
 func TestIDsOfOneAcquisitionBelongTogether(t *testing.T) {
-	first, number := &Node{Mailbox: mailbox.New(nil, "redismutex:h/1/abc.1")}, NewNumber()
-	second := &Node{Mailbox: mailbox.New(nil, "redismutex:h/1/abc.22")}
+	first, number := &Node{Mailbox: mailbox.New(nil, "redismutex:h/1/abc.1", nil)}, NewNumber()
+	second := &Node{Mailbox: mailbox.New(nil, "redismutex:h/1/abc.22", nil)}
 	var a, b, other Lease
 	a.Init(nil, first, number, true)
 	b.Init(nil, second, number, true)

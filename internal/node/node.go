@@ -102,7 +102,7 @@ func newNode(rc redis.Scripter) *Node {
 	if _, ring := rc.(*redis.Ring); ring {
 		sub = nil
 	}
-	n.Mailbox = mailbox.New(sub, ChannelPrefix+process.get()+"."+strconv.FormatUint(mailboxes.Add(1), 10))
+	n.Mailbox = mailbox.New(sub, ChannelPrefix+process.get()+"."+strconv.FormatUint(mailboxes.Add(1), 10), n.Renewer.onRevoked)
 	n.Renewer.node = n
 	n.Limiter = newLimiter(rc)
 	n.Requests = semaphore.NewWeighted(int64(connections(rc)))

@@ -123,7 +123,7 @@ func newRig(rc *redis.Client, quorum bool) *rig {
 
 // listen loads the scripts and subscribes to the mailboxes. It returns a function that closes the subscription.
 func (g *rig) listen() func() {
-	for _, s := range []*script.Script{script.Lock, script.RLock, script.Refresh, script.Unlock, script.Inspect} {
+	for _, s := range []*script.Script{script.Lock, script.RLock, script.Refresh, script.Unlock, script.Inspect, script.Revoke} {
 		if err := g.rc.ScriptLoad(context.Background(), s.Source()).Err(); err != nil {
 			panic(err)
 		}
@@ -149,7 +149,7 @@ func (g *rig) listen() func() {
 // The verbs, as often as they are drawn, the simplest first.
 var verbs = []string{
 	"acquire", "acquire", "acquire", "acquire", "acquire again", "acquire again",
-	"release", "release", "release", "renew", "renew", "renew", "renew alone", "downgrade", "inspect", "pass", "pass", "pass", "foreign",
+	"release", "release", "release", "renew", "renew", "renew", "renew alone", "downgrade", "inspect", "revoke", "pass", "pass", "pass", "foreign",
 }
 
 // step runs one verb on the server and in the model.
@@ -217,6 +217,9 @@ func (g *rig) step(t *rapid.T) {
 		}
 		op.Verb, op.Kind = model.Renew, model.Reader
 		g.call(a, op, a.as(model.Reader).Renew(0), "becomes a reader")
+	case "revoke":
+		op.Verb, op.Tombstone = model.Revoke, 2*a.TTL
+		g.call(a, op, a.Keys.Revoke(a.id, a.Durations, g.quorum), "is revoked")
 	case "release":
 		op.Verb = model.Release
 		what := "releases"
@@ -461,7 +464,7 @@ func (g *rig) call(a *actor, op model.Op, c script.Command, what string) {
 	}
 	b.read = g.state.Token != before.Token || g.state.TokenEnds != before.TokenEnds
 	g.checkReply(op, got, want, b, rests)
-	g.checkMessages(op, messages, got.Grants, want.Grants, b)
+	g.checkMessages(op, messages, got.Grants, want.Grants, op.Verb == model.Revoke && want.Status == model.Released, b)
 	g.found = g.parse(look)
 	if differs := g.found.differs(g.keys, &g.state, now, b); differs != "" {
 		g.fail("%s\n\tfound %+v\n\twant  %+v", differs, g.found, g.state)
@@ -562,7 +565,7 @@ func (g *rig) checkForeign(op model.Op, got script.Reply, err error, messages []
 		if !published {
 			words = m
 		}
-		if words != "" && !(token && strings.HasPrefix(words, "0 ")) { // readers need no token
+		if words != "" && !(op.Verb == model.Revoke && strings.HasPrefix(words, "revoked ")) && !(token && strings.HasPrefix(words, "0 ")) { // readers need no token
 			g.fail("foreign data, and a grant: %q", m)
 		}
 	}
@@ -597,7 +600,7 @@ func (g *rig) checkReply(op model.Op, got script.Reply, want model.Reply, b blur
 		value = b.sameMs(got.Value, want.Value) || got.Value == 0 && len(rests.leases) > 0
 	}
 	preceded := got.Preceded == want.Preceded || got.Preceded && len(rests.intents) > 0
-	last := got.Last == want.Last || got.Last == 0 && op.Verb == model.Release
+	last := got.Last == want.Last || got.Last == 0 && (op.Verb == model.Release || op.Verb == model.Revoke)
 	for _, rank := range rests.intents {
 		last = last || got.Last == rank || got.Last == rank+span
 	}
@@ -608,7 +611,7 @@ func (g *rig) checkReply(op model.Op, got script.Reply, want model.Reply, b blur
 }
 
 // checkMessages compares the published messages, and the one in a reply, with the grants.
-func (g *rig) checkMessages(op model.Op, published []string, carried string, grants []model.Grant, b blur) {
+func (g *rig) checkMessages(op model.Op, published []string, carried string, grants []model.Grant, revoked bool, b blur) {
 	all, own := published, mailboxOf(op.ID)+" <- "
 	if carried != "" {
 		all = append(all, own+carried)
@@ -618,6 +621,10 @@ func (g *rig) checkMessages(op model.Op, published []string, carried string, gra
 	}
 	adoptToken(all, b, grants)
 	want := newsOf(grants)
+	if revoked {
+		want = append(want, own+"revoked "+strings.TrimPrefix(op.ID, mailboxOf(op.ID)+":"))
+		slices.Sort(want)
+	}
 	slices.Sort(all)
 	toOwn := slices.ContainsFunc(want, func(m string) bool { return strings.HasPrefix(m, own) })
 	if !slices.Equal(all, want) || (carried != "") != (op.Verb == model.Release && toOwn) {
