@@ -3,6 +3,7 @@ package redismutex
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -10,6 +11,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+	"github.com/redismutex/redismutex/internal/faultnet"
 	"github.com/redismutex/redismutex/internal/node"
 	"github.com/redismutex/redismutex/internal/redistest"
 )
@@ -161,12 +164,24 @@ func TestRevokeOfAnIDThatIsNotThereIsAnError(t *testing.T) {
 	})
 }
 
-// One id is enough on several nodes, whatever the others are, and a node may be down.
+// One id is enough on several nodes, whatever the others are, and a node may be down. The victim is cut off, as if it were
+// stopped: it has no part in that.
 func TestRevokeOnSeveralNodesFindsAllIDs(t *testing.T) {
 	for _, write := range []bool{true, false} {
 		onNodes(t, 3, func(ns *nodes) {
 			other := ns.mutex()
-			l := ns.lock(ns.mutex(), write)
+			var victim []redis.Scripter
+			var links []*faultnet.Link
+			for i, m := range ns.minis {
+				link := faultnet.New(redistest.MiniDial(m))
+				links, victim = append(links, link), append(victim, redistest.MiniClient(ns, m, redistest.Through(link), func(o *redis.Options) {
+					o.Addr = fmt.Sprintf("10.1.0.%d:6379", i+1)
+				}))
+			}
+			l := ns.lock(NewRedlock(victim, "x"), write)
+			for _, link := range links {
+				link.Hole(true, true)
+			}
 			if node.AcquisitionOf(ns.inspect(other).Holders[0].ID) != node.AcquisitionOf(l.ID()) {
 				ns.Error("the holder is another one")
 			}
@@ -177,11 +192,18 @@ func TestRevokeOnSeveralNodesFindsAllIDs(t *testing.T) {
 			id := ns.inspect(other).Nodes[1].Holders[0].ID // not the one by which the lock is known
 			ns.revoke(other, id)
 			got := ns.granted(next, "the next one")
+			if ns.links[2].Refuse(false); l.Err() != nil {
+				ns.Error("the victim took part")
+			}
+			for _, link := range links {
+				link.Hole(false, false)
+				link.Cut()
+			}
 			<-l.Done()
-			ns.revoked(l)
-			ns.links[2].Refuse(false)
+			ns.matchesEnd(context.Cause(l))
 			ns.unlock(got)
 			ns.matches(other.Revoke(ns.Context(), "redismutex:a/1/b.1:1000"), ErrNoSuchID)
+			time.Sleep(time.Second)
 			for _, i := range []int{0, 1} {
 				ns.links[i].Refuse(true)
 				ns.links[i].Cut()
@@ -264,5 +286,14 @@ func TestRevokeRacesWithEverything(t *testing.T) {
 			time.Sleep(time.Minute)
 			w.empty()
 		})
+	}
+}
+
+// matchesEnd checks why a lock that was revoked without its knowledge has ended: it learns that from a renewal, or not in
+// time.
+func (ns *nodes) matchesEnd(err error) {
+	ns.Helper()
+	if matches(err, ErrRevoked) != "" && matches(err, ErrLockLost) != "" {
+		ns.Errorf("want ErrRevoked or ErrLockLost, got %v", err)
 	}
 }

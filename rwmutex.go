@@ -136,7 +136,7 @@ func (m *RWMutex) TryRLock(opt ...LockOption) (*Lock, bool) {
 // with the last Unlock. A loss ends all of them. A write lock admits nested read and write locks. A read lock admits
 // nested read locks only; a nested write lock fails with [ErrUpgrade]. The same holds for every call that locks.
 //
-// The error matches ctx's error and its cause, or one of [ErrUpgrade], [ErrRedis], [ErrNotLock] and [ErrInvalid]. An error
+// The error matches ctx's error and its cause, or one of [ErrUpgrade], [ErrRevoked], [ErrRedis], [ErrNotLock] and [ErrInvalid]. An error
 // of Redis at the first attempt is returned at once. A waiter that is in the queue outlives such errors: they are logged,
 // and it waits on until ctx ends. [WithWait] bounds the wait without bounding the lock.
 func (m *RWMutex) LockContext(ctx context.Context, opt ...LockOption) (*Lock, error) {
@@ -162,7 +162,7 @@ func (m *RWMutex) TryRLockContext(ctx context.Context, opt ...LockOption) (*Lock
 
 // Do locks for writing as [RWMutex.LockContext] does, calls f with the lock, which is a context, and unlocks, also when f
 // panics. f may unlock earlier. The error is that of locking; or f's, joined with that of a lock that ended before its unlock
-// ([ErrLockLost]) or among foreign data ([ErrNotLock]). An unlock that Redis does not confirm is logged: the lock was held
+// ([ErrLockLost], [ErrRevoked]) or among foreign data ([ErrNotLock]). An unlock that Redis does not confirm is logged: the lock was held
 // for as long as f ran.
 func (m *RWMutex) Do(ctx context.Context, f func(*Lock) error, opt ...LockOption) error {
 	l, err := m.LockContext(ctx, opt...)

@@ -5,9 +5,9 @@
 //
 //	          ┌──(granted by a majority)──► held ──(the last user unlocks)──► released
 //	          │                              │
-//	          │                              └──(a majority forgets it, or trust ends)──► lost
+//	          │                              └──(a majority forgets it, trust ends, or it is revoked)──► lost
 //	pending ──┤
-//	          ├──(the caller gives up, or no majority will grant it)──► abandoned      (also from held, before the first user)
+//	          ├──(the caller gives up, no majority will grant it, or it is revoked)──► abandoned   (also from held, before the first user)
 //	          │
 //	          └──(its owner was granted another one: WithOwner)──► superseded
 //
@@ -257,7 +257,7 @@ func (a *Acquisition) admits(u User) bool {
 	return a.state == held && a.users.has(u)
 }
 
-// Usable returns nil, or an error that matches ErrUnlocked or ErrLockLost if u has ended. If the lease is over, it is
+// Usable returns nil, or an error that matches ErrUnlocked, ErrLockLost or ErrRevoked if u has ended. If the lease is over, it is
 // lost from now on, although no timer may have fired.
 func (a *Acquisition) Usable(u User) error {
 	a.loseIfExpired()

@@ -91,7 +91,7 @@ func (g *Grant) Supersede() { g.turn.acq.Supersede() }
 // Admits reports whether another lock can be nested in u, a lock of g.
 func (g *Grant) Admits(u acquisition.User) bool { return g.turn.acq.Admits(u) }
 
-// Usable returns nil, or an error that matches ErrUnlocked or ErrLockLost if u has ended.
+// Usable returns nil, or an error that matches ErrUnlocked, ErrLockLost or ErrRevoked if u has ended.
 func (g *Grant) Usable(u acquisition.User) error { return g.turn.acq.Usable(u) }
 
 // Nest nests u in outer, a lock of g.

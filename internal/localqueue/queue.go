@@ -32,6 +32,8 @@
 //	T10  A token is the server's × 1024 + the number of the write lock under its acquisition (Grant.Token).
 //	T11  A loss ends all locks under an acquisition, and the queue goes on (Grant.Lost). The first error ends all waits
 //	     (queue.fail).
+//	T12  A revoked acquisition ends all locks under it, as a loss does, or, if it waits, the wait of the head
+//	     (queue.onAcquired).
 //
 // # Mutexes
 //

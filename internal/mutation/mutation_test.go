@@ -157,6 +157,16 @@ var mutants = []mutant{
 	{"inspecting takes out who has ended", "lua/inspect.lua", "local most = format", "if #ended > 0 then\n	call('ZREM', LEASES, unpack(ended))\nend\nlocal most = format", model},
 	{"a node of several makes the conclusion", "inspect.go", "		if len(ps) < majority {\n", "		if len(ps) < 1 {\n", scenario("TestInspectOfSeveralNodesShowsWhatTheMajoritySays")},
 
+	// Revoking.
+	{"a revocation hands nothing on", "lua/revoke.lua", "drop()\nhand_on()\n", "drop()\n", model},
+	{"a revocation tells nobody", "lua/revoke.lua", "		send(mailbox, 'revoked ' .. number)\n", "", model},
+	{"a revoked id may acquire again", "lua/revoke.lua", "	call('ZADD', LEASES, format('%d', now + TOMBSTONE), '-' .. id)\n", "", model},
+	{"whoever holds is revoked", "lua/revoke.lua", "if writer and belongs(writer) then", "if writer then", model},
+	{"a revocation knows one id of several", "lua/revoke.lua", "string.match(score and ID or '', OF_ONE)", "string.match('', OF_ONE)", scenario("TestRevokeOnSeveralNodesFindsAllIDs")},
+	{"a message does not end a lock", "internal/node/renewer.go", "			go l.owner.OnExpired(lockerr.ErrRevoked) // it calls foreign code\n", "", scenario("TestRevokedLockEndsAtOnceAndIsHandedOn")},
+	{"a writer does not ask why it is gone", "internal/node/renewer.go", "	case r.Status == script.Gone && c.command.HasOneKey():\n", "	case false:\n", scenario("TestRevocationIsLearnedAtTheNextRenewal")},
+	{"a revoked waiter ends all waits of its queue", "internal/localqueue/queue.go", "	case lockerr.KindOf(err) == lockerr.ErrRevoked:", "	case false:", scenario("TestRevokedWaiterIsTheHeadOfItsQueue")},
+
 	// Turns.
 	{"requests with another TTL share a queue", "internal/acquisition/config.go", `strings.Join(names, " "), c.TTL, c.Drift`, `strings.Join(names, " "), 0, 0`, scenario("TestEqualRequestsShareAQueue")},
 	{"a newcomer overtakes", "internal/localqueue/queue.go", "	q.line(w).push(w)\n	mine := ",
