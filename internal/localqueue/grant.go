@@ -176,7 +176,6 @@ func (g *Grant) Lost() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.drop(t)
-	q.acknowledged = false
 	g.locks--
 	if g.locks == 0 {
 		q.leave(t.acq.Config, t.acq.Keys)

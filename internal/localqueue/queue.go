@@ -26,12 +26,13 @@
 //	T7   An acquisition without users that may not serve the head is released at once; the head's acquire goes in front
 //	     (Grant.Unlock).
 //	T8   When its turn is over, a read acquisition keeps its readers, and a write acquisition that has only readers is
-//	     downgraded (queue.endTurns).
+//	     downgraded (queue.endTurns, queue.putAside).
 //	T9   A try is served if nobody waits, and fails without a call if it conflicts with a lock or a waiter of its queue;
 //	     else it asks Redis, and begins no turn (queue.try).
 //	T10  A token is the server's × 1024 + the number of the write lock under its acquisition (Grant.Token).
 //	T11  A loss ends all locks under an acquisition, and the queue goes on (Grant.Lost). The first error ends all waits
-//	     (queue.fail).
+//	     (queue.fail), unless Redis has acknowledged something that stands for them (queue.choose). A hook or a logger
+//	     that panics ends the wait of its own goroutine only (queue.abort).
 //	T12  A revoked acquisition ends all locks under it, as a loss does, or, if it waits, the wait of the head
 //	     (queue.onAcquired).
 //
@@ -59,7 +60,7 @@ type queue struct {
 	requests int32 // how many it has; guarded by the mutex of queues
 
 	mu           sync.Mutex
-	acknowledged bool  // something that Redis has acknowledged stands for those that wait
+	acknowledged bool  // since somebody waits, Redis has acknowledged something that stands for those that wait
 	first        line  // the waiters of the class that goes first, by order of choice
 	rest         line  // the other waiters
 	pending      *turn // the acquisition that is made for the head; nil: none
