@@ -45,8 +45,8 @@ type State struct {
 	Waiters []Participant // in order, the first 100
 	Waiting int           // all who wait
 
-	// Token is the last fencing token that Redis has granted. Locks that a process passes on within its turn have the
-	// next ones, up to 1,023 more: see WithTurn.
+	// Token is the last fencing token that Redis has granted; with several nodes the one that a majority has, or if there is
+	// none, the highest. Locks that a process passes on within its turn have the next ones, up to 1,023 more: see WithTurn.
 	Token uint64
 
 	Nodes []NodeState // what each node says, in the order of NewRedlock
@@ -212,10 +212,11 @@ func (s *State) conclude() {
 		return
 	}
 	answered, free, crowds := 0, 0, 0
-	holders, waiters := gathered{}, gathered{}
+	holders, waiters, tokens := gathered{}, gathered{}, map[uint64]int{}
 	for _, n := range s.Nodes {
 		if n.Err == nil {
 			answered++
+			tokens[n.Token]++
 		}
 		if n.Mode == Free {
 			free++
@@ -228,6 +229,11 @@ func (s *State) conclude() {
 		s.Holding, s.Waiting, s.Token = max(s.Holding, n.Holding), max(s.Waiting, n.Waiting), max(s.Token, n.Token)
 	}
 	majority := quorum.Majority(len(s.Nodes))
+	for token, n := range tokens {
+		if n >= majority {
+			s.Token = token
+		}
+	}
 	for acquisition, ps := range holders {
 		if len(ps) < majority {
 			continue

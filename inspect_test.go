@@ -71,6 +71,8 @@ func TestInspectShowsHoldersAndWaitersInOrder(t *testing.T) {
 			synctest.Wait()
 			time.Sleep(time.Second)
 		}
+		time.Sleep(time.Millisecond) // some renewals were due a moment ago
+		synctest.Wait()
 		before := w.Redis.Dump()
 		s := w.inspect(look)
 		if after := w.Redis.Dump(); after != before {
@@ -85,7 +87,7 @@ func TestInspectShowsHoldersAndWaitersInOrder(t *testing.T) {
 		if s.Key != "x" || s.Token != token {
 			w.Errorf("want the token %d of %q, got %d of %q", token, "x", s.Token, s.Key)
 		}
-		for _, want := range []string{"x", "held for writing", "3 waiting", l.ID(), s.Waiters[2].ID, "3s", s.Holders[0].Process} {
+		for _, want := range []string{"x", "held for writing", "3 waiting", l.ID(), s.Waiters[2].ID, "3.001s", s.Holders[0].Process} {
 			if !strings.Contains(s.String(), want) {
 				w.Errorf("the table has no %q:\n%v", want, s)
 			}
