@@ -362,17 +362,16 @@ func (p *part) OnExpired(why error) {
 // OnTimeout implements [node.Owner]: the node time-out of an acquire is over, or an acquire that was put off is due.
 func (p *part) OnTimeout() { p.acq.nodes.onTimeout(p) }
 
-// revoked ends the whole acquisition, or the wait for it: somebody has revoked p. The other nodes are released. The mutex is
-// held.
+// revoked ends the whole acquisition, or the wait for it: somebody has revoked p. Every node is released, that of p too: it may
+// have lost what was done there. The mutex is held.
 func (p *part) revoked() news {
 	a := p.acq
-	p.leaveMailbox()
-	p.in, p.granted = false, false
 	if a.state == held {
 		return a.end(lockerr.ErrRevoked, fmt.Errorf("%q", a.Keys.Name()))
 	}
 	why := lockerr.Of(lockerr.ErrRevoked, fmt.Errorf("%q: while it waited", a.Keys.Name()))
 	a.cause = &why
+	a.releaseInBackground()
 	a.abandon()
 	return news{}
 }
