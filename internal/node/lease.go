@@ -73,7 +73,6 @@ type Lease struct {
 	acked    bool // the node has acknowledged the id
 	Write    bool // it is acquired as a writer; set once
 	readOnly bool // it is renewed as a reader, whatever it was acquired as
-	inFull   bool // it is renewed with all keys: the holder key alone does not tell why the id is gone
 	// Tombstone says that its release refuses an acquire that arrives later. The owner sets it before the release.
 	Tombstone bool
 }

@@ -350,7 +350,8 @@ func (rn *Renewer) call(due []*Lease) {
 	defer cancel()
 	rn.node.runAll(ctx, calls)
 
-	// A writer that turns out not to hold is renewed again with all keys, so that the script hands the lock on.
+	// A writer that turns out not to hold is renewed again with all keys, so that the script hands the lock on, and tells
+	// whether it was revoked.
 	var again []*call
 	for _, c := range calls {
 		if c.err == nil && c.reply.Status == script.Gone && c.command.HasOneKey() {
@@ -384,7 +385,7 @@ func callsFor(due []*Lease) (calls []*call, limit clock.Instant) {
 		case l.readOnly:
 			p.Write = false
 			c.command = p.Renew(0)
-		case l.task == renewHolder && l.Write && l.raise == 0 && !l.inFull:
+		case l.task == renewHolder && l.Write && l.raise == 0:
 			c.command = p.RenewWriter()
 		default:
 			c.command = p.Renew(l.raise)
@@ -438,10 +439,6 @@ func (rn *Renewer) update(c *call, sent clock.Instant) (tell func()) {
 		return nil
 	case l.task == release:
 		rn.leases.drop(l)
-		return nil
-	case r.Status == script.Gone && c.command.HasOneKey():
-		l.inFull, l.due, l.exact = true, clock.Now(), true
-		rn.push(l)
 		return nil
 	case r.Status != script.Granted && r.Status != script.Waiting:
 		rn.leases.drop(l)
