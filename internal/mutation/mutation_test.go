@@ -149,7 +149,7 @@ var mutants = []mutant{
 
 	{"the time to wait bounds the lock", "lock.go", "context.WithCancelCause(r.ctx)", "context.WithCancelCause(r.until)", scenario("TestWaitBoundsTheWaitAndNotTheLock")},
 
-	{"a panic leaves the lock", "lock.go", "		if !returned {\n", "		if false {\n", scenario("TestDoUnlocksAfterAPanic")},
+	{"a panic leaves the lock", "lock.go", "		if !returned {\n", "		if !returned && false {\n", scenario("TestDoUnlocksAfterAPanic")},
 
 	// Inspecting.
 	{"inspecting shows waiters whose lease has ended", "lua/inspect.lua", "	if ms > 0 and #waiters", "	if #waiters", model},
