@@ -155,6 +155,7 @@ func TestInspectOfSeveralNodesShowsWhatTheMajoritySays(t *testing.T) {
 		look := ns.mutex()
 		ns.is(ns.inspect(look), Free, "", "")
 		l := ns.lock(ns.mutex(), true)
+		synctest.Wait() // it has the third node, too
 		next := ns.later(ns.mutex(), true)
 		synctest.Wait()
 		s := ns.inspect(look)
