@@ -753,6 +753,37 @@ func TestDowngradeEndsTheWritersTurn(t *testing.T) {
 	})
 }
 
+// T6, T7: when a writer is downgraded, the acquire for the head goes in front, in the same round trip. When Downgrade returns
+// the head stands in Redis, so that nobody overtakes it when the lock is unlocked at once.
+func TestHeadStandsInRedisWhenDowngradeReturns(t *testing.T) {
+	for _, n := range []int{1, 3} {
+		onNodes(t, n, func(ns *nodes) {
+			m, other := ns.mutex(), ns.mutex()
+			l := ns.lock(m, true)
+			next := ns.later(m, true)
+			time.Sleep(time.Second)
+			remote := ns.later(other, true)
+			time.Sleep(time.Second)
+			for _, link := range ns.links {
+				link.SetDelay(time.Millisecond)
+			}
+			if err := l.Downgrade(ns.Context()); err != nil {
+				t.Fatal(err)
+			}
+			for i, mini := range ns.minis {
+				if waiting, _ := mini.SortedSet("{x}:lock-intent"); len(waiting) != 2 {
+					t.Fatalf("%d wait on node %d of %d, want the head and the other process", len(waiting), i+1, n)
+				}
+			}
+			ns.unlock(l)
+			l = <-next
+			ns.pending(remote)
+			ns.unlock(l)
+			ns.unlock(<-remote)
+		})
+	}
+}
+
 // T11: a loss ends all locks under an acquisition, and the queue goes on: nobody is served under the lost one.
 func TestLossEndsAllAndTheQueueGoesOn(t *testing.T) {
 	for _, write := range []bool{true, false} {

@@ -39,7 +39,7 @@ func (p *part) release(ctx context.Context, front *part) vote {
 	}
 	n.Renewer.Forget(&p.Lease) // until now it was renewed
 	sent := clock.Now()
-	r, err := p.sendRelease(ctx, front, place)
+	r, err := p.callBehind(ctx, front, p.participant().Release(p.Tombstone), place)
 	n.LookForLostGrants(p.acq.Keys.Name(), sent, clock.Always, r, err)
 	if err != nil {
 		n.Renewer.ReleaseAgain(&p.Lease, sent)

@@ -97,16 +97,15 @@ func (p *part) acquireAlone() {
 	}
 }
 
-// sendRelease releases p, behind the acquire of front unless that is nil.
-func (p *part) sendRelease(ctx context.Context, front *part, place node.Place) (script.Reply, error) {
+// callBehind makes a call for p, behind the acquire of front unless that is nil.
+func (p *part) callBehind(ctx context.Context, front *part, c script.Command, place node.Place) (script.Reply, error) {
 	a := p.acq
-	release := p.participant().Release(p.Tombstone)
 	if front != nil {
 		front.join = true
 		front.openMailbox() // what it misses until it listens, it looks for then
 	}
 	if front == nil || !front.begin() {
-		return p.node.Call(ctx, a.Config.TTL, release, place)
+		return p.node.Call(ctx, a.Config.TTL, c, place)
 	}
 	sent := clock.Now()
 	onAcquired := func(r script.Reply, err error) {
@@ -114,7 +113,7 @@ func (p *part) sendRelease(ctx context.Context, front *part, place node.Place) (
 			go again.acquire(context.Background())
 		}
 	}
-	return p.node.CallBoth(ctx, a.Config.TTL, front.acquireCommand(false), onAcquired, release, place)
+	return p.node.CallBoth(ctx, a.Config.TTL, front.acquireCommand(false), onAcquired, c, place)
 }
 
 // CurrentID returns the id under which the first node knows a, or is asked for it, now.
@@ -131,13 +130,6 @@ func (a *Acquisition) Trusted(until clock.Instant) bool {
 	return a.state == held && a.Until() > until
 }
 
-// Writes reports whether a is a write lock, or asks for one.
-func (a *Acquisition) Writes() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.write
-}
-
 // BecomeReader makes a, a write lock whose users all read, a read lock in the background. What a node does not confirm,
 // its renewals go on with.
 func (a *Acquisition) BecomeReader() {
@@ -147,6 +139,6 @@ func (a *Acquisition) BecomeReader() {
 		return
 	}
 	for _, p := range a.makeReader() {
-		p.node.Go(func() { p.downgrade(context.Background()) })
+		p.node.Go(func() { p.downgrade(context.Background(), nil) })
 	}
 }

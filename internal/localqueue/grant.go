@@ -186,15 +186,29 @@ func (g *Grant) Lost() {
 // Downgrade makes u, the only lock of g that writes, a read lock.
 func (g *Grant) Downgrade(ctx context.Context, u acquisition.User) error {
 	t, q := g.turn, g.turn.queue
-	err := t.acq.Downgrade(ctx, u)
 	if q == nil {
-		return err
+		return t.acq.Downgrade(ctx, u)
 	}
+	tell, next, err := g.becomeReader(u)
+	switch {
+	case err != nil:
+		return err
+	case next == nil:
+		return tell(ctx, nil)
+	}
+	go func() { q.onAcquired(next, next.acq.Wait(context.Background())) }()
+	return tell(ctx, &next.acq)
+}
+
+// becomeReader returns the call that tells the nodes, and which acquisition is to be made in front of that, since the process
+// holds the lock for writing no more.
+func (g *Grant) becomeReader(u acquisition.User) (tell func(context.Context, *acquisition.Acquisition) error, next *turn, err error) {
+	t, q := g.turn, g.turn.queue
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if g.write && g.locks > 0 && !t.acq.Writes() {
+	if tell, err = t.acq.BeginDowngrade(u); err == nil && g.write {
 		g.write, t.users, t.write = false, 1, false
-		q.goOn(q.update())
+		next = q.update()
 	}
-	return err
+	return tell, next, err
 }

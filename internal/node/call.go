@@ -36,7 +36,7 @@ func (n *Node) Call(ctx context.Context, ttl time.Duration, c script.Command, pl
 
 // CallBoth makes two calls in one round trip, in that order. The second one is as Call makes it; onFirst takes the answer
 // to the first one before anything of the second is known. The first one is sent with its source: if the server did not
-// know the script, the second one would be made without it.
+// know the script, the second one would be made without it. The second one is a release or a downgrade.
 func (n *Node) CallBoth(ctx context.Context, ttl time.Duration, first script.Command, onFirst func(script.Reply, error), second script.Command, place Place) (script.Reply, error) {
 	sent := context.WithoutCancel(ctx)
 	both := func() (script.Reply, error) {
@@ -59,7 +59,7 @@ func (n *Node) CallBoth(ctx context.Context, ttl time.Duration, first script.Com
 		n.Mailbox.Deliver(a.reply.Grants)
 		n.Mailbox.Deliver(b.reply.Grants)
 		if b.err == nil && b.reply.More {
-			_, _ = n.Run(sent, ttl, second) // it has been released; the rest is handed on
+			_, _ = n.Run(sent, ttl, second) // it has been done; the rest is handed on
 		}
 		return b.reply, b.err
 	}
