@@ -198,8 +198,8 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 	return err
 }
 
-// usable returns nil, or an error that matches ErrUnlocked, ErrLockLost or ErrRevoked. The lock's context is done then, even if
-// whoever ended the lock has not come to that yet.
+// usable returns nil, or an error that matches ErrUnlocked, ErrLockLost or ErrRevoked. The lock's context is done then, even
+// if whoever ended the lock has not come to that yet.
 func (l *Lock) usable() error {
 	err := l.grant.Usable((*user)(l))
 	l.finish(err)

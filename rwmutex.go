@@ -136,9 +136,9 @@ func (m *RWMutex) TryRLock(opt ...LockOption) (*Lock, bool) {
 // with the last Unlock. A loss ends all of them. A write lock admits nested read and write locks. A read lock admits
 // nested read locks only; a nested write lock fails with [ErrUpgrade]. The same holds for every call that locks.
 //
-// The error matches ctx's error and its cause, or one of [ErrUpgrade], [ErrRevoked], [ErrRedis], [ErrNotLock] and [ErrInvalid]. An error
-// of Redis at the first attempt is returned at once. A waiter that is in the queue outlives such errors: they are logged,
-// and it waits on until ctx ends. [WithWait] bounds the wait without bounding the lock.
+// The error matches ctx's error and its cause, or one of [ErrUpgrade], [ErrRevoked], [ErrRedis], [ErrNotLock] and
+// [ErrInvalid]. An error of Redis at the first attempt is returned at once. A waiter that is in the queue outlives such
+// errors: they are logged, and it waits on until ctx ends. [WithWait] bounds the wait without bounding the lock.
 func (m *RWMutex) LockContext(ctx context.Context, opt ...LockOption) (*Lock, error) {
 	return m.lock(request{ctx: ctx, given: true, write: true}, opt)
 }
@@ -162,8 +162,8 @@ func (m *RWMutex) TryRLockContext(ctx context.Context, opt ...LockOption) (*Lock
 
 // Do locks for writing as [RWMutex.LockContext] does, calls f with the lock, which is a context, and unlocks, also when f
 // panics. f may unlock earlier. The error is that of locking; or f's, joined with that of a lock that ended before its unlock
-// ([ErrLockLost], [ErrRevoked]) or among foreign data ([ErrNotLock]). An unlock that Redis does not confirm is logged: the lock was held
-// for as long as f ran.
+// ([ErrLockLost], [ErrRevoked]) or among foreign data ([ErrNotLock]). An unlock that Redis does not confirm is logged: the
+// lock was held for as long as f ran.
 func (m *RWMutex) Do(ctx context.Context, f func(*Lock) error, opt ...LockOption) error {
 	l, err := m.LockContext(ctx, opt...)
 	if err != nil {
@@ -223,20 +223,20 @@ const lastTry = 100 * time.Millisecond
 // lockWithin acquires the lock within the time for which r may wait. When that is over it tries once more, and so learns
 // who is in the way.
 func (m *RWMutex) lockWithin(r request) (*Lock, error) {
-	within := func(d time.Duration) (*Lock, error, bool) {
+	within := func(d time.Duration) (l *Lock, over bool, err error) {
 		until, cancel := context.WithTimeout(r.ctx, d)
 		defer cancel()
 		r.until = until
-		l, err := m.acquire(r)
-		return l, err, r.ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded)
+		l, err = m.acquire(r)
+		return l, r.ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded), err
 	}
-	l, err, over := within(r.wait)
+	l, over, err := within(r.wait)
 	if !over {
 		return l, err
 	}
 	r.try = true
 	last := lastTry + m.config.Timeout
-	if l, err, over = within(last); over {
+	if l, over, err = within(last); over {
 		err = lockerr.Doing("lock", r.keys.Name(), lockerr.Redis(fmt.Errorf("no answer within %v, after a wait of %v", last, r.wait)))
 	}
 	return l, err

@@ -257,8 +257,8 @@ func (a *Acquisition) admits(u User) bool {
 	return a.state == held && a.users.has(u)
 }
 
-// Usable returns nil, or an error that matches ErrUnlocked, ErrLockLost or ErrRevoked if u has ended. If the lease is over, it is
-// lost from now on, although no timer may have fired.
+// Usable returns nil, or an error that matches ErrUnlocked, ErrLockLost or ErrRevoked if u has ended. If the lease is over,
+// it is lost from now on, although no timer may have fired.
 func (a *Acquisition) Usable(u User) error {
 	a.loseIfExpired()
 	a.mu.Lock()

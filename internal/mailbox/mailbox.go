@@ -2,9 +2,10 @@
 //
 // A mailbox is one Pub/Sub channel with a name of its own, on which one process
 // receives the grants of its waiters, and learns that an id was revoked. It is
-// subscribed while a waiter has joined, or a holder renews, and for a while after. Redis may lose messages, so each time the subscription
-// starts or ends the mailbox makes every waiter look: it renews its lease, and the
-// reply tells it whether it has been granted the lock.
+// subscribed while a waiter has joined, or a holder renews, and for a while
+// after. Redis may lose messages, so each time the subscription starts or ends
+// the mailbox makes every waiter look: it renews its lease, and the reply tells it
+// whether it has been granted the lock.
 package mailbox
 
 import (
