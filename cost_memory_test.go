@@ -14,8 +14,8 @@ import (
 )
 
 // The 19 allocations of Lock and Unlock of a write lock are: the request, the Lock, its queue with the acquisition, its wait,
-// its id in two calls (2), its context (2), the arguments of these calls (2); and in go-redis two commands (2), the check of the connection
-// before each (6), and the token in the reply.
+// its id in two calls (2), its context (2), the arguments of these calls (2); and in go-redis two commands (2), the check of
+// the connection before each (6), and the token in the reply.
 func TestAllocationsOfAnUncontendedLock(t *testing.T) {
 	ctx := context.Background()
 	m := NewMutex(redistest.Start(t).Client(t), "x")
