@@ -4,8 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"time"
+	"weak"
 
+	"github.com/redismutex/redismutex/internal/acquisition"
 	"github.com/redismutex/redismutex/internal/clock"
 	"github.com/redismutex/redismutex/internal/localqueue"
 	"github.com/redismutex/redismutex/internal/lockerr"
@@ -23,28 +26,39 @@ import (
 //
 // The same key may be locked again within it: see [RWMutex.LockContext]. [FromContext] finds it further down.
 //
-// All methods are safe for concurrent use. A Lock must not be copied, and it must be unlocked: a Lock that is forgotten
-// is renewed for as long as the process lives.
+// All methods are safe for concurrent use. A Lock must not be copied, and it must be unlocked. Keep it, or a context that
+// descends from it, for as long as you need it: a Lock that the garbage collector finds without an Unlock is forgotten. It is
+// released in the background, and that is logged. This takes at least the TTL, and until the next garbage collection, which
+// is two minutes in an idle program. The channel that Done returns does not keep a Lock.
 type Lock struct {
-	ctx    context.Context
+	ctx context.Context
+	*core
+}
+
+// A core is what the library keeps of a Lock. The Lock itself, and the contexts derived from it, are the caller's: so the
+// garbage collector finds a Lock that was forgotten.
+type core struct {
 	cancel context.CancelCauseFunc
-	grant  *localqueue.Grant // shared with the locks nested in it
+	grant  *localqueue.Grant  // shared with the locks nested in it
+	since  clock.Instant      // when it was granted; set once
+	lock   weak.Pointer[Lock] // set, under the mutex of the acquisition, when that is renewed for the first time
 }
 
 var _ context.Context = (*Lock)(nil)
 
 // open acquires l, or nests it in outer unless that is nil. Unless l has a grant it waits in the queue of its key. It may
 // be a lock of an owner.
-func (l *Lock) open(m *RWMutex, r request, outer *Lock, o *owner) error {
+func (l *Lock) open(m *RWMutex, r request, outer *core, o *owner) error {
 	// The context is made first, under no mutex: making one calls into its parent.
 	l.ctx, l.cancel = context.WithCancelCause(r.ctx)
 	if o != nil {
-		l.cancel = o.dropping(l, l.cancel)
+		l.cancel = o.dropping(l.core, l.cancel)
 	}
 	var err error
 	switch {
 	case outer != nil:
-		err = l.grant.Nest((*user)(l), (*user)(outer), r.write)
+		l.since = clock.Now()
+		err = l.grant.Nest((*user)(l), outer, r.write)
 	case l.grant != nil:
 		err = l.grant.Acquire(r.ctx, (*user)(l))
 	default:
@@ -139,7 +153,9 @@ func (l *Lock) UnlockContext(ctx context.Context) error {
 		return err
 	}
 	l.cancel(ErrUnlocked)
-	return l.grant.Unlock(ctx, (*user)(l))
+	err := l.grant.Unlock(ctx, (*user)(l))
+	runtime.KeepAlive(l) // it is not forgotten
+	return err
 }
 
 // Downgrade makes a write lock a read lock without another writer in between; readers at the head of the queue join at
@@ -192,15 +208,41 @@ func (l *Lock) finish(err error) {
 	}
 }
 
-// A user is a Lock as its acquisition knows it.
+// A user is a Lock as its acquisition knows it at first: see [acquisition.User].
 type user Lock
 
-// End implements [acquisition.User]: the lock was lost.
-func (u *user) End(cause error) {
-	l := (*Lock)(u)
-	l.cancel(cause)
-	l.grant.Lost()
+// Granted implements [localqueue.User].
+func (u *user) Granted(g *localqueue.Grant) { u.grant, u.since = g, clock.Now() }
+
+func (u *user) Self() any       { return u.core }
+func (u *user) End(cause error) { u.core.End(cause) }
+func (u *user) Forget()         {}
+
+func (u *user) Watch() (weakly acquisition.User, taken bool) {
+	u.lock = weak.Make((*Lock)(u))
+	return u.core, false
 }
 
-// Granted implements [localqueue.User].
-func (u *user) Granted(g *localqueue.Grant) { u.grant = g }
+// A core is a Lock as its acquisition knows it from the first renewal on.
+func (c *core) Self() any { return c }
+
+// End implements [acquisition.User]: the lock was lost.
+func (c *core) End(cause error) {
+	c.cancel(cause)
+	c.grant.Lost()
+}
+
+func (c *core) Watch() (weakly acquisition.User, taken bool) { return c, c.lock.Value() == nil }
+
+// Forget implements [acquisition.User]: nobody can unlock the lock any more.
+func (c *core) Forget() {
+	if c.grant.Usable(c) != nil {
+		return
+	}
+	why := fmt.Errorf("nothing refers to it any more, and it was not unlocked in %v", time.Duration(clock.Now()-c.since).Round(time.Millisecond))
+	c.cancel(ErrUnlocked)
+	if err := c.grant.Unlock(context.Background(), c); err != nil {
+		why = fmt.Errorf("%w: %w", why, err)
+	}
+	c.grant.Config().Log.Error(c.grant.Keys().Name(), "a lock was forgotten, and is released", why)
+}

@@ -169,6 +169,19 @@ type request struct {
 	owner string // "": none
 }
 
+// with returns r with options, which need it on the heap: most requests have none, and stay on the stack.
+func (r request) with(opt []LockOption) (request, error) {
+	for _, o := range opt {
+		if o == nil {
+			return r, fmt.Errorf("%w: nil option", ErrInvalid)
+		}
+		if err := o(&r); err != nil {
+			return r, err
+		}
+	}
+	return r, nil
+}
+
 func (m *RWMutex) lockOrLog(r request, opt []LockOption) (*Lock, bool) {
 	l, err := m.lock(r, opt)
 	if err != nil && (!errors.Is(err, ErrLock) || errors.Is(err, ErrRedis)) {
@@ -208,13 +221,12 @@ func (m *RWMutex) complete(r *request, opt []LockOption) error {
 		return fmt.Errorf("%w: nil context", ErrInvalid)
 	}
 	r.keys = m.keys
-	for _, o := range opt {
-		if o == nil {
-			return fmt.Errorf("%w: nil option", ErrInvalid)
-		}
-		if err := o(r); err != nil {
+	if len(opt) > 0 {
+		with, err := r.with(opt)
+		if err != nil {
 			return err
 		}
+		*r = with
 	}
 	if r.ctx == nil {
 		r.ctx = context.Background()

@@ -298,6 +298,9 @@ func (p *part) OnRenewed(sent clock.Instant, r script.Reply) {
 		}
 	}
 	a.decide()
+	if a.state == held {
+		a.users.forgetTaken()
+	}
 }
 
 // OnRenewFailed implements [node.Owner].

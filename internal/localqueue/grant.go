@@ -31,10 +31,11 @@ func Strict(c *acquisition.Config, keys *script.Keys, write, try bool) *Grant {
 }
 
 // Acquire acquires g, which Strict has returned, for a user.
-func (g *Grant) Acquire(ctx context.Context, u acquisition.User) error {
+func (g *Grant) Acquire(ctx context.Context, u User) error {
 	if err := g.turn.acq.Acquire(ctx); err != nil {
 		return err
 	}
+	u.Granted(g)
 	return g.turn.acq.Join(u, nil, g.wrote)
 }
 

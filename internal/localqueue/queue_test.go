@@ -100,6 +100,8 @@ type lateUser struct {
 	tell chan struct{}
 }
 
+func (l *lateUser) Watch() (acquisition.User, bool) { return l, false }
+
 func (l *lateUser) End(cause error) { <-l.tell; l.caller.End(cause) }
 
 // T2, T11: nobody is served under an acquisition that was lost, though it is in its turn and its queue has not heard of it.
@@ -151,8 +153,11 @@ type caller struct {
 	reads  bool // it was downgraded
 }
 
-func (c *caller) End(cause error)  { c.lost = cause; c.grant.Lost() }
-func (c *caller) Granted(g *Grant) { c.grant = g }
+func (c *caller) Self() any                           { return c }
+func (c *caller) End(cause error)                     { c.lost = cause; c.grant.Lost() }
+func (c *caller) Watch() (_ acquisition.User, _ bool) { return c, false }
+func (c *caller) Forget()                             {}
+func (c *caller) Granted(g *Grant)                    { c.grant = g }
 func (c *caller) String() string {
 	kind := map[bool]string{true: "w", false: "r"}[c.write]
 	if c.try {
