@@ -19,8 +19,16 @@ import (
 // check of the connection before each (6), and the token in the reply.
 func TestAllocationsOfAnUncontendedLock(t *testing.T) {
 	ctx := context.Background()
-	m := NewMutex(redistest.Start(t).Client(t), "x")
-	for _, write := range []bool{true, false} {
+	rc := redistest.Start(t).Client(t)
+	for _, c := range []struct {
+		write bool
+		m     *RWMutex
+	}{
+		{true, NewMutex(rc, "x")},
+		{false, NewMutex(rc, "x")},
+		{true, NewMutex(rc, "x", WithTrace(new(Trace)))}, // whoever is told nothing pays nothing
+	} {
+		m, write := c.m, c.write
 		lock := m.RLockContext
 		if write {
 			lock = m.LockContext

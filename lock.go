@@ -54,15 +54,20 @@ func (l *Lock) open(m *RWMutex, r request, outer *core, o *owner) error {
 	if o != nil {
 		l.cancel = o.dropping(l.core, l.cancel)
 	}
+	ctx, u := r.ctx, localqueue.User((*user)(l))
+	if r.call != nil {
+		l.cancel = r.call.ending(l.cancel)
+		ctx, u = context.WithValue(ctx, callKey{}, r.call), tracedUser{(*user)(l), r.call}
+	}
 	var err error
 	switch {
 	case outer != nil:
 		l.since = clock.Now()
-		err = l.grant.Nest((*user)(l), outer, r.write)
+		err = l.grant.Nest(u, outer, r.write)
 	case l.grant != nil:
-		err = l.grant.Acquire(r.ctx, (*user)(l))
+		err = l.grant.Acquire(ctx, u)
 	default:
-		err = localqueue.Acquire(r.ctx, &m.config, r.keys, r.write, r.try, (*user)(l))
+		err = localqueue.Acquire(ctx, &m.config, r.keys, r.write, r.try, u)
 	}
 	if err != nil {
 		l.cancel(err)
@@ -212,7 +217,7 @@ func (l *Lock) finish(err error) {
 type user Lock
 
 // Granted implements [localqueue.User].
-func (u *user) Granted(g *localqueue.Grant) { u.grant, u.since = g, clock.Now() }
+func (u *user) Granted(g *localqueue.Grant, _ bool) { u.grant, u.since = g, clock.Now() }
 
 func (u *user) Self() any       { return u.core }
 func (u *user) End(cause error) { u.core.End(cause) }

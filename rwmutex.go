@@ -24,6 +24,7 @@ type RWMutex struct {
 	keys     *script.Keys
 	settings settings
 	config   acquisition.Config // what the settings come to
+	trace    *Trace             // nil: nobody is told
 	err      error              // every call is refused with it
 }
 
@@ -166,7 +167,8 @@ type request struct {
 	try   bool
 	key   string
 	keys  *script.Keys
-	owner string // "": none
+	owner string      // "": none
+	call  *tracedCall // nil: it is not traced
 }
 
 // with returns r with options, which need it on the heap: most requests have none, and stay on the stack.
@@ -200,7 +202,13 @@ func (m *RWMutex) lock(r request, opt []LockOption) (*Lock, error) {
 	}
 	for {
 		l, outer, o := m.newLock(r)
+		if outer == nil || r.call != nil {
+			m.trackCall(&r)
+		}
 		err := l.open(m, r, outer, o)
+		if err != acquisition.ErrRetry {
+			r.call.onReturn(l, err)
+		}
 		if err == nil {
 			return l, nil
 		}

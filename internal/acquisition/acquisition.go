@@ -156,6 +156,19 @@ func (a *Acquisition) ID() string { return a.nodes.id() }
 // Token returns the fencing token. It is 0 for a reader.
 func (a *Acquisition) Token() uint64 { return a.token }
 
+// How returns its place in the queue of several nodes, or 0 with one node, and whether it was granted by message.
+func (a *Acquisition) How() (rank int64, pushed bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.Config.Ranks != nil {
+		rank = a.Since
+	}
+	for _, p := range a.parts {
+		pushed = pushed || p.pushed
+	}
+	return rank, pushed
+}
+
 // Until returns when trust in it ends unless it is renewed.
 func (a *Acquisition) Until() clock.Instant { return clock.Instant(a.until.Load()) }
 
@@ -171,7 +184,7 @@ func (a *Acquisition) wait(ctx context.Context) error {
 		if state == pending && a.signal == nil {
 			a.signal = make(chan struct{}, 1)
 		}
-		signal := a.signal
+		signal, queued := a.signal, a.queued
 		a.mu.Unlock()
 		switch state {
 		case pending:
@@ -181,6 +194,9 @@ func (a *Acquisition) wait(ctx context.Context) error {
 			return a.refused(ctx)
 		default:
 			return ErrRetry
+		}
+		if queued && a.Config.Trace != nil {
+			a.Config.Trace.Waiting(ctx, false)
 		}
 		select {
 		case <-signal:

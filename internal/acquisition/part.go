@@ -31,6 +31,7 @@ type part struct {
 	asking  bool  // an acquire is under way
 	in      bool  // it waits or holds, as far as is known
 	granted bool  // it holds, unless it has waited too long to hear of it
+	pushed  bool  // it was granted by a message, or in the reply to another call
 	checked bool  // since the grant, RenewOften asks whether a lower rank waits
 }
 
@@ -237,6 +238,7 @@ func (p *part) Granted(token uint64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if p.active() && !p.granted {
+		p.pushed = true
 		p.grant(clock.Now(), token)
 		if p.in {
 			a.decide()
@@ -285,11 +287,21 @@ func (p *part) leaveMailbox() {
 func (p *part) OnRenewed(sent clock.Instant, r script.Reply) {
 	a := p.acq
 	a.nodes.onAnswer(p, sent, r.Last, nil)
+	until := a.Until()
+	if p.renewed(r) && a.Config.Trace != nil {
+		a.Config.Trace.Renewed(a.Keys.Name(), a.ID, until)
+	}
+}
+
+// renewed takes the reply to a renewal, and reports whether it was that of a held lock.
+func (p *part) renewed(r script.Reply) bool {
+	a := p.acq
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if !p.active() || !p.in {
-		return
+		return false
 	}
+	was := a.state
 	p.why = nil
 	if r.Status == script.Granted { // a "waiting" that arrives after the grant is older than that
 		p.grant(clock.Now(), max(p.token, uint64(r.Value))) // the reply to RenewWriter has no token
@@ -301,6 +313,7 @@ func (p *part) OnRenewed(sent clock.Instant, r script.Reply) {
 	if a.state == held {
 		a.users.forgetTaken()
 	}
+	return was == held && r.Status == script.Granted
 }
 
 // OnRenewFailed implements [node.Owner].
@@ -309,6 +322,7 @@ func (p *part) OnRenewFailed(sent clock.Instant, err error) {
 	a.nodes.onAnswer(p, sent, 0, err)
 	var n news
 	a.mu.Lock()
+	holds := a.state == held && p.in && p.active()
 	switch {
 	case !p.in || !p.active():
 	case a.state == pending && isFinal(err):
@@ -321,6 +335,9 @@ func (p *part) OnRenewFailed(sent clock.Instant, err error) {
 	}
 	a.mu.Unlock()
 	n.tell()
+	if holds && a.Config.Trace != nil {
+		a.Config.Trace.RenewFailed(a.Keys.Name(), a.ID, a.Until(), err)
+	}
 }
 
 // yield releases a node on which another request stands before a, and acquires it again with the same rank: so requests

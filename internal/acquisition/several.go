@@ -127,7 +127,12 @@ func (s *severalNodes) decide() {
 	soon := s.soon()
 	c := s.count(soon)
 	n := len(s.parts)
-	s.queued = s.queued || !s.try && quorum.Decide(n, c.in, c.failed) == quorum.Yes
+	if !s.queued && !s.try && quorum.Decide(n, c.in, c.failed) == quorum.Yes {
+		s.queued = true
+		if s.Config.Trace != nil {
+			s.wake() // to tell that it waits
+		}
+	}
 	switch {
 	case quorum.Decide(n, c.granted, 0) == quorum.Yes:
 		s.agreeOnToken(soon, c.highest)
@@ -302,13 +307,18 @@ func (s *severalNodes) onAnswer(p *part, sent clock.Instant, rank int64, err err
 	switch {
 	case err == nil:
 		if time.Duration(clock.Now()-sent) < c.Timeout {
-			p.node.Health.MarkUp()
+			if p.node.Health.MarkUp() && c.Trace != nil {
+				c.Trace.NodeUp(p.nodeName())
+			}
 		}
 	case errors.Is(err, lockerr.ErrNotLock), lockerr.Has(err, lockerr.Full), lockerr.Has(err, lockerr.NoConnection),
 		err == node.ErrInterrupted:
 	case lockerr.Has(err, lockerr.Deadline) && p.node.Health.HeardSince(sent): // the call may have waited in the client
 	case p.node.Health.MarkDown(err):
 		c.Log.Error(s.Keys.Name(), "a node is down; it is tried again in the background", s.onNode(p, err))
+		if c.Trace != nil {
+			c.Trace.NodeDown(p.nodeName(), err)
+		}
 	}
 }
 

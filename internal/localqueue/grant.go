@@ -35,7 +35,7 @@ func (g *Grant) Acquire(ctx context.Context, u User) error {
 	if err := g.turn.acq.Acquire(ctx); err != nil {
 		return err
 	}
-	u.Granted(g)
+	u.Granted(g, false)
 	return g.turn.acq.Join(u, nil, g.wrote)
 }
 
@@ -78,6 +78,9 @@ func (g *Grant) Token() uint64 {
 	}
 	return g.turn.acq.Token()*MaxGrants + uint64(g.number)
 }
+
+// How returns the place that g had in the queue of several nodes, or 0, and whether it was granted by message.
+func (g *Grant) How() (rank int64, pushed bool) { return g.turn.acq.How() }
 
 // Cause returns why g was lost. It must have been lost.
 func (g *Grant) Cause() error { return g.turn.acq.Cause() }

@@ -98,6 +98,9 @@ func (q *queue) wait(ctx context.Context, w *waiter) error {
 	}
 	q.mu.Unlock()
 	if w.done != nil {
+		if w.config.Trace != nil {
+			w.config.Trace.Waiting(ctx, true)
+		}
 		select {
 		case <-w.done:
 		case <-ctx.Done():
@@ -249,7 +252,7 @@ func (q *queue) turnFor(w *waiter, now clock.Instant) *turn {
 // grant grants w a lock under t. If t has ended, grant drops it and returns false.
 func (q *queue) grant(t *turn, w *waiter) bool {
 	*w.grant = Grant{turn: t, locks: 1, number: t.grants, write: w.write, wrote: w.write}
-	w.user.Granted(w.grant)
+	w.user.Granted(w.grant, t.ends != clock.Never && t.ends != clock.Always)
 	if t.acq.Join(w.user, nil, w.write) != nil {
 		q.drop(t)
 		return false

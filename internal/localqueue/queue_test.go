@@ -157,7 +157,7 @@ func (c *caller) Self() any                           { return c }
 func (c *caller) End(cause error)                     { c.lost = cause; c.grant.Lost() }
 func (c *caller) Watch() (_ acquisition.User, _ bool) { return c, false }
 func (c *caller) Forget()                             {}
-func (c *caller) Granted(g *Grant)                    { c.grant = g }
+func (c *caller) Granted(g *Grant, _ bool)            { c.grant = g }
 func (c *caller) String() string {
 	kind := map[bool]string{true: "w", false: "r"}[c.write]
 	if c.try {

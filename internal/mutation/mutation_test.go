@@ -181,7 +181,7 @@ var mutants = []mutant{
 	{"a renewal takes foreign data for lost data", "internal/node/renewer.go", "			why = lockerr.Foreign(r.Data)\n", "			why = ErrGone\n", scenario("TestWaitersGetErrNotLockForForeignData")},
 
 	// Forgotten locks.
-	{"a forgotten lock is renewed for ever", "internal/acquisition/users.go", "		if taken {\n", "		if false {\n", scenario("TestForgottenLockIsReleased")},
+	{"a forgotten lock is renewed for ever", "internal/acquisition/users.go", "		if taken {\n", "		if taken && false {\n", scenario("TestForgottenLockIsReleased")},
 	{"a context that descends from a lock does not keep it", "lock.go", "return c, c.lock.Value() == nil }", "return c, true }", scenario("TestContextKeepsALock")},
 	{"a forgotten lock leaves its context open", "lock.go", "	c.cancel(ErrUnlocked)\n	if err", "	if err", scenario("TestForgottenLockEndsItsContext")},
 }
