@@ -99,6 +99,9 @@
 // two commands. A lock that is held has neither a goroutine nor a timer of its
 // own.
 //
+// [WithTrace] has functions told of waits, grants, renewals and ends, for metrics and spans: the module
+// github.com/redismutex/redismutex/otel makes OpenTelemetry's of them.
+//
 // With several nodes the same scripts run on each of them at once, and each
 // request has the same rank on all of them. A waiter that holds some nodes but no
 // majority, and learns that a lower rank waits there, releases those nodes and

@@ -31,6 +31,7 @@ func (e *era) verdict() []string {
 	ops := e.recorder.Ops()
 	e.sum(ops)
 	e.informed(ops)
+	e.account.agrees(e)
 	for i := range ops {
 		if o := &ops[i]; o.Freed == 0 {
 			o.Freed = max(o.Asked, o.Got, o.Unlocking, o.Ended, o.Until) + int64(doubt)
@@ -127,7 +128,7 @@ func (e *era) idle(ops []history.Op) error {
 		for j := range ops {
 			p := &ops[j]
 			if _, to, ok := p.Held(); ok && p.Key == o.Key && p.Got < o.Got && i != j {
-				free = max(free, to, p.Unlocking) // the server holds it until then, even if its parent context has ended
+				free = max(free, to, p.Unlocking)                     // the server holds it until then, even if its parent context has ended
 				if e.mood == tardy && e.attempts[j].by.name == late { // its release travels behind an acquire, which may be late
 					free = max(free, p.Freed)
 				}
