@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redismutex/redismutex/internal/acquisition"
@@ -50,6 +51,7 @@ type Trace struct {
 
 // A TraceCall is a call that locks.
 type TraceCall struct {
+	Number  uint64          // of the call, among all calls of this process
 	Context context.Context // the caller's
 	Mutex   string          // the name of the mutex
 	Key     string          // what is locked: the name, or "name:key" with WithKey
@@ -235,6 +237,9 @@ type tracedCall struct {
 	cause   error // why it was over before it was told that it was granted
 }
 
+// tracedCalls counts them.
+var tracedCalls atomic.Uint64
+
 // callKey is the key under which a traced call is a value of the context of its request.
 type callKey struct{}
 
@@ -243,7 +248,7 @@ func (m *RWMutex) trackCall(r *request) {
 	switch {
 	case m.trace == nil:
 	case r.call == nil:
-		r.call = &tracedCall{m: m, TraceCall: TraceCall{r.ctx, m.name, r.keys.Name(), r.write, r.try, time.Now()}}
+		r.call = &tracedCall{m: m, TraceCall: TraceCall{tracedCalls.Add(1), r.ctx, m.name, r.keys.Name(), r.write, r.try, time.Now()}}
 	default:
 		r.call.over = false
 	}
