@@ -82,9 +82,9 @@ func (w *world) work(ctx context.Context) {
 	if _, err := w.mutex.LockContext(short, redismutex.WithKey("42")); err == nil {
 		w.Fatal("want it to give up")
 	}
-	time.AfterFunc(2*time.Second, holder.Unlock)
-	l := lock(w.mutex) // after 2 s
-	time.Sleep(2500 * time.Millisecond)
+	time.AfterFunc(1700*time.Millisecond, holder.Unlock)
+	l := lock(w.mutex)                  // after 1.7 s
+	time.Sleep(1800 * time.Millisecond) // it is renewed once
 	l.Unlock()
 	l = lock(w.mutex)
 	w.Redis.FlushAll()
@@ -136,8 +136,8 @@ func TestMetricsTellWhatHappened(t *testing.T) {
 		want := map[string]string{
 			"acquire.duration{mode=read,name=stock,outcome=refused}":  "1 in 0 s",
 			"acquire.duration{mode=write,name=stock,outcome=gave_up}": "1 in 1 s",
-			"acquire.duration{mode=write,name=stock,outcome=granted}": "2 in 2 s",
-			"hold.duration{mode=write,name=stock,outcome=unlocked}":   "1 in 2.5 s",
+			"acquire.duration{mode=write,name=stock,outcome=granted}": "2 in 1.7 s",
+			"hold.duration{mode=write,name=stock,outcome=unlocked}":   "1 in 1.8 s",
 			"hold.duration{mode=write,name=stock,outcome=lost}":       "1 in 2 s",
 			"renewal.margin{name=stock}":                              "1 in 1.96 s",
 			"waiting{mode=write,name=stock}":                          "0",
@@ -204,8 +204,8 @@ func TestSpansBelongToTheCaller(t *testing.T) {
 			got = append(got, fmt.Sprintf("%s %s %v %v", s.Name(), outcome.AsString(), s.EndTime().Sub(s.StartTime()).Round(time.Millisecond), s.Status().Code == codes.Error))
 		}
 		want := []string{
-			"redismutex.acquire refused 0s true", "redismutex.acquire gave_up 1s true", "redismutex.acquire granted 2s false",
-			"redismutex.hold unlocked 2.5s false", "redismutex.acquire granted 0s false", "redismutex.hold lost 2s true",
+			"redismutex.acquire refused 0s true", "redismutex.acquire gave_up 1s true", "redismutex.acquire granted 1.7s false",
+			"redismutex.hold unlocked 1.8s false", "redismutex.acquire granted 0s false", "redismutex.hold lost 2s true",
 		}
 		if !slices.Equal(got, want) {
 			t.Errorf("got %q, want %q", got, want)
