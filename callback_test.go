@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -50,6 +51,9 @@ func (w *world) lost(locks ...*Lock) {
 func (ns *nodes) cutOff() {
 	for _, l := range ns.links {
 		l.Refuse(true) // in a hole go-redis would dial under a mutex
+	}
+	synctest.Wait() // a connection that is being made would outlive the cut
+	for _, l := range ns.links {
 		l.Cut()
 	}
 	time.Sleep(2 * DefaultTTL)

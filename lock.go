@@ -22,6 +22,7 @@ import (
 //
 //   - with [Lock.Unlock]: [ErrUnlocked];
 //   - when the lock could not be renewed within its lease, or Redis does not know it any more: [ErrLockLost];
+//   - when somebody has revoked it ([RWMutex.Revoke]): [ErrRevoked];
 //   - with its parent: the parent's cause.
 //
 // The same key may be locked again within it: see [RWMutex.LockContext]. [FromContext] finds it further down.
@@ -54,10 +55,10 @@ func (l *Lock) open(m *RWMutex, r request, outer *core, o *owner) error {
 	if o != nil {
 		l.cancel = o.dropping(l.core, l.cancel)
 	}
-	ctx, u := r.ctx, localqueue.User((*user)(l))
+	until, u := r.until, localqueue.User((*user)(l))
 	if r.call != nil {
 		l.cancel = r.call.ending(l.cancel)
-		ctx, u = context.WithValue(ctx, callKey{}, r.call), tracedUser{(*user)(l), r.call}
+		until, u = context.WithValue(until, callKey{}, r.call), tracedUser{(*user)(l), r.call}
 	}
 	var err error
 	switch {
@@ -65,9 +66,9 @@ func (l *Lock) open(m *RWMutex, r request, outer *core, o *owner) error {
 		l.since = clock.Now()
 		err = l.grant.Nest(u, outer, r.write)
 	case l.grant != nil:
-		err = l.grant.Acquire(ctx, u)
+		err = l.grant.Acquire(until, u)
 	default:
-		err = localqueue.Acquire(ctx, &m.config, r.keys, r.write, r.try, u)
+		err = localqueue.Acquire(until, &m.config, r.keys, r.write, r.try, u)
 	}
 	if err != nil {
 		l.cancel(err)
@@ -130,15 +131,38 @@ func (l *Lock) Value(key any) any {
 func (l *Lock) Unlock() {
 	err := l.UnlockContext(context.Background())
 	if err != nil && !errors.Is(err, ErrUnlocked) {
-		l.grant.Config().Log.Error(l.Key(), "unlock", err)
+		l.logUnlock(err)
 	}
 }
+
+// do calls f with l and unlocks it. A panic goes on.
+func (l *Lock) do(f func(*Lock) error) error {
+	returned := false
+	defer func() {
+		if !returned {
+			l.Unlock()
+		}
+	}()
+	err := f(l)
+	returned = true
+	switch ended := l.UnlockContext(context.WithoutCancel(l.ctx)); {
+	case ended == nil, errors.Is(ended, ErrUnlocked):
+	case errors.Is(ended, ErrRedis):
+		l.logUnlock(ended)
+	default:
+		err = errors.Join(err, ended)
+	}
+	return err
+}
+
+func (l *Lock) logUnlock(err error) { l.grant.Config().Log.Error(l.Key(), "unlock", err) }
 
 // UnlockContext is Unlock and returns what became of the lock:
 //
 //   - nil: it was held to the end, and Redis has released it; or Redis is not asked, since a lock that it is nested with is
 //     still held, or others of this process hold on or take over (see [WithTurn]);
 //   - [ErrUnlocked]: it had been unlocked before;
+//   - [ErrRevoked]: it had been revoked, and this process knew;
 //   - [ErrLockLost]: it was lost before. It is also returned when the outcome is unknown: where the reply to the unlock
 //     was lost and the client sent it again, the second one finds nothing any more;
 //   - [ErrNotLock]: a key of the lock holds foreign data by now;
@@ -172,7 +196,7 @@ func (l *Lock) UnlockContext(ctx context.Context) error {
 //
 //   - [ErrRedis], or ctx's error: the outcome is unknown. Until Redis has made the change no other reader comes in. Each
 //     renewal asks again;
-//   - [ErrUnlocked], [ErrLockLost]: the lock has ended;
+//   - [ErrUnlocked], [ErrLockLost], [ErrRevoked]: the lock has ended;
 //   - [ErrNotLock]: a key of the lock holds foreign data, so that it cannot be downgraded and will be lost;
 //   - [ErrInvalid]: it was acquired as a read lock; or a write lock nested with it has to be unlocked first; or ctx is nil.
 //     The lock stays as it is.
@@ -195,7 +219,7 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 	return err
 }
 
-// usable returns nil, or an error that matches ErrUnlocked or ErrLockLost. The lock's context is done then, even if
+// usable returns nil, or an error that matches ErrUnlocked, ErrLockLost or ErrRevoked. The lock's context is done then, even if
 // whoever ended the lock has not come to that yet.
 func (l *Lock) usable() error {
 	err := l.grant.Usable((*user)(l))
@@ -208,7 +232,7 @@ func (l *Lock) finish(err error) {
 	switch {
 	case errors.Is(err, ErrUnlocked):
 		l.cancel(ErrUnlocked)
-	case errors.Is(err, ErrLockLost):
+	case errors.Is(err, ErrLockLost), errors.Is(err, ErrRevoked):
 		l.cancel(l.grant.Cause())
 	}
 }

@@ -118,7 +118,7 @@ type TraceEnded struct {
 	Granted time.Time
 	ID      string
 	Token   uint64
-	Cause   error // ErrUnlocked, or why else it ended, as ErrLockLost
+	Cause   error // ErrUnlocked, or why else it ended: ErrLockLost, ErrRevoked
 }
 
 // TraceNode is told when one of several nodes is down or up.
@@ -231,6 +231,8 @@ type tracedCall struct {
 	m *RWMutex
 
 	local   bool // its lock was passed on within a turn; guarded by the mutex of the local queue, and set before it returns
+	tried   bool
+	nested  bool // it is not traced
 	waits   bool
 	granted *TraceEnded // what will be told when it ends; nil: it has not been granted
 	over    bool
@@ -243,15 +245,22 @@ var tracedCalls atomic.Uint64
 // callKey is the key under which a traced call is a value of the context of its request.
 type callKey struct{}
 
-// trackCall begins to trace r, or goes on after an attempt that came to nothing.
-func (m *RWMutex) trackCall(r *request) {
-	switch {
-	case m.trace == nil:
-	case r.call == nil:
-		r.call = &tracedCall{m: m, TraceCall: TraceCall{tracedCalls.Add(1), r.ctx, m.name, r.keys.Name(), r.write, r.try, time.Now()}}
-	default:
-		r.call.over = false
+// traced returns the call of r, or nil if m has no Trace.
+func (m *RWMutex) traced(r request) *tracedCall {
+	if m.trace == nil {
+		return nil
 	}
+	return &tracedCall{m: m, TraceCall: TraceCall{tracedCalls.Add(1), r.ctx, m.name, r.keys.Name(), r.write, r.try, time.Now()}}
+}
+
+// onAttempt notes that the call tries to acquire the lock, for the first time or again. One that begins nested in another lock
+// is not traced.
+func (c *tracedCall) onAttempt(nested bool) {
+	if c == nil {
+		return
+	}
+	c.nested = nested && (c.nested || !c.tried)
+	c.tried, c.over = true, false
 }
 
 // onWaiting notes that the call waits.
@@ -269,7 +278,7 @@ func (c *tracedCall) onWaiting(local bool) {
 
 // onReturn notes what the call returns. If the lock has ended meanwhile, that is told afterwards.
 func (c *tracedCall) onReturn(l *Lock, err error) {
-	if c == nil {
+	if c == nil || c.nested {
 		return
 	}
 	t := c.m.trace

@@ -187,10 +187,9 @@ func TestTraceTellsTheGrantBeforeTheEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Unlock()
-	r := request{ctx: l, keys: l.grant.Keys()}
-	m.trackCall(&r)
-	r.call.ending(func(error) {})(ErrLockLost)
-	r.call.onReturn(l, nil)
+	call := m.traced(request{ctx: l, keys: l.grant.Keys()})
+	call.ending(func(error) {})(ErrLockLost)
+	call.onReturn(l, nil)
 	redistest.Eventually(t, "the end is told after the grant", func() bool {
 		s.mu.Lock()
 		defer s.mu.Unlock()

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -75,6 +76,18 @@ func (w *world) granted(c <-chan *Lock, what string) *Lock {
 		return l
 	default:
 		w.Fatalf("%s: the lock is pending, want it granted", what)
+		return nil
+	}
+}
+
+// within returns a lock that has to be granted before so much time has passed.
+func (w *world) within(most time.Duration, c <-chan *Lock) *Lock {
+	w.Helper()
+	select {
+	case l := <-c:
+		return l
+	case <-time.After(most):
+		w.Fatalf("the lock is pending after %v, want it granted", most)
 		return nil
 	}
 }
@@ -486,6 +499,52 @@ func TestAgeRestoresThePlace(t *testing.T) {
 	})
 }
 
+// T7: the head's acquire goes in front of the release, also if the server does not know its script.
+func TestAcquireGoesInFrontOfTheReleaseWithoutItsScript(t *testing.T) {
+	inBubble(t, func(w *world) {
+		m, other := NewMutex(w.client(nil), "x"), NewMutex(w.client(nil), "x")
+		l := w.lock(m, true)
+		next := w.later(m, true)
+		time.Sleep(time.Second)
+		remote := w.later(other, true)
+		time.Sleep(time.Second)
+		rc := w.client(nil)
+		rc.ScriptFlush(w.Context())
+		rc.ScriptLoad(w.Context(), script.Unlock.Source())
+		w.unlock(l)
+		l = w.granted(next, "the one that came first")
+		w.pending(remote)
+		w.unlock(l)
+		w.unlock(w.granted(remote, "the other process"))
+	})
+}
+
+// T7: mutexes of one queue may name the nodes in different orders: what is released on a node goes behind the acquire for
+// that node.
+func TestQueueIsSharedWhateverTheOrderOfTheNodes(t *testing.T) {
+	onNodes(t, 3, func(ns *nodes) {
+		clients := ns.process()
+		m, reversed := NewRedlock(clients, "x"), NewRedlock([]redis.Scripter{clients[2], clients[1], clients[0]}, "x")
+		l := ns.lock(m, true)
+		next := ns.later(reversed, true)
+		ns.pending(next)
+		time.Sleep(2 * turnLength) // the turn is over
+		start := time.Now()
+		ns.unlock(l)
+		l = ns.granted(next, "the next one")
+		time.Sleep(3 * DefaultTTL)
+		if l.Err() != nil {
+			t.Errorf("the lock was lost: %v", context.Cause(l))
+		}
+		ns.unlock(l)
+		l = ns.lock(ns.mutex(), true)
+		if waited := time.Since(start) - 3*DefaultTTL; waited > 0 {
+			t.Errorf("the locks were granted %v late", waited)
+		}
+		ns.unlock(l)
+	})
+}
+
 // T7: what may not serve the head is released at once, and what nobody uses is not kept.
 func TestUnusedAcquisitionIsNotKept(t *testing.T) {
 	inBubble(t, func(w *world) {
@@ -653,6 +712,13 @@ func TestReaderOfAWriteAcquisitionCannotWrite(t *testing.T) {
 		if err != nil || again.ID() != r.ID() {
 			t.Errorf("%v: want a nested read lock", err)
 		}
+		owned, err := m.RLockContext(r, WithOwner("o"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = m.LockContext(w.Context(), WithOwner("o"))
+		w.matches(err, ErrUpgrade)
+		w.unlock(owned)
 		w.unlock(again)
 		w.unlock(r)
 		w.empty()
@@ -685,6 +751,37 @@ func TestDowngradeEndsTheWritersTurn(t *testing.T) {
 		}
 		w.unlock(last)
 	})
+}
+
+// T6, T7: when a writer is downgraded, the acquire for the head goes in front, in the same round trip. When Downgrade returns
+// the head stands in Redis, so that nobody overtakes it when the lock is unlocked at once.
+func TestHeadStandsInRedisWhenDowngradeReturns(t *testing.T) {
+	for _, n := range []int{1, 3} {
+		onNodes(t, n, func(ns *nodes) {
+			m, other := ns.mutex(), ns.mutex()
+			l := ns.lock(m, true)
+			next := ns.later(m, true)
+			time.Sleep(time.Second)
+			remote := ns.later(other, true)
+			time.Sleep(time.Second)
+			for _, link := range ns.links {
+				link.SetDelay(time.Millisecond)
+			}
+			if err := l.Downgrade(ns.Context()); err != nil {
+				t.Fatal(err)
+			}
+			for i, mini := range ns.minis {
+				if waiting, _ := mini.SortedSet("{x}:lock-intent"); len(waiting) != 2 {
+					t.Fatalf("%d wait on node %d of %d, want the head and the other process", len(waiting), i+1, n)
+				}
+			}
+			ns.unlock(l)
+			l = <-next
+			ns.pending(remote)
+			ns.unlock(l)
+			ns.unlock(<-remote)
+		})
+	}
 }
 
 // T11: a loss ends all locks under an acquisition, and the queue goes on: nobody is served under the lost one.
@@ -767,6 +864,135 @@ func TestFirstErrorEndsAllWaits(t *testing.T) {
 			t.Errorf("%d learned of it within %v, and one by itself within %v", many, took, one)
 		}
 	})
+}
+
+// T11: an error of the first attempt is returned at once also while the process holds the lock for reading, or has lost it:
+// the acknowledgement of a holder says nothing of those that wait.
+func TestFirstErrorIsReturnedWhileOthersHold(t *testing.T) {
+	for _, c := range []struct {
+		what  string
+		write bool // the holder
+		lost  bool // before the next one asks
+	}{{"beside a reader", false, false}, {"after the loss of a reader", false, true}, {"after the loss of a writer", true, true}} {
+		inBubble(t, func(w *world) {
+			rc := w.client(w.link, func(o *redis.Options) { o.MaxRetries, o.ReadTimeout, o.DialerRetries = -1, time.Second, 1 })
+			m := NewMutex(rc, "x")
+			held := w.lock(m, c.write)
+			time.Sleep(time.Second)
+			w.link.Refuse(true)
+			w.link.Cut()
+			if c.lost {
+				<-held.Done()
+			}
+			start := time.Now()
+			ctx, cancel := context.WithTimeout(w.Context(), time.Hour)
+			defer cancel()
+			_, err := m.LockContext(ctx)
+			w.matches(err, ErrRedis)
+			if took := time.Since(start); took > 2*time.Second {
+				t.Errorf("%s: %v came after %v, want it at once", c.what, err, took)
+			}
+			w.link.Refuse(false)
+			held.Unlock()
+		})
+	}
+}
+
+// A panickingHook panics with the next command, or the next pipeline, once it is set.
+type panickingHook struct{ command, pipeline bool }
+
+func (h *panickingHook) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (h *panickingHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, c redis.Cmder) error {
+		if h.command {
+			h.command = false
+			panic("hook")
+		}
+		return next(ctx, c)
+	}
+}
+func (h *panickingHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, c []redis.Cmder) error {
+		if h.pipeline {
+			h.pipeline = false
+			panic("hook")
+		}
+		return next(ctx, c)
+	}
+}
+
+// panics checks that f panics.
+func (w *world) panics(what string, f func()) {
+	w.Helper()
+	defer func() {
+		if recover() == nil {
+			w.Errorf("%s did not panic", what)
+		}
+	}()
+	f()
+}
+
+// A hook that panics on the goroutine of a caller, which recovers, as a server does, stops nobody else: not when it acquires
+// as the head of the queue, when it tries, or when it unlocks and the next one's acquire goes in front.
+func TestQueueGoesOnAfterAPanic(t *testing.T) {
+	for _, turn := range []time.Duration{DefaultTurn, 0} {
+		inBubble(t, func(w *world) {
+			rc, hook := w.client(nil), &panickingHook{}
+			rc.AddHook(hook)
+			m := NewMutex(rc, "x", WithTurn(turn))
+			for what, lock := range map[string]func(...LockOption) (*Lock, bool){"a lock": m.Lock, "a try": m.TryLock} {
+				hook.command = true
+				w.panics(what, func() { lock() })
+				w.unlock(w.within(DefaultTTL, w.later(m, true)))
+			}
+
+			l := w.lock(m, true)
+			next, third := w.later(m, true), w.later(m, false)
+			w.pending(next)
+			time.Sleep(2 * DefaultTurn)
+			hook.command, hook.pipeline = turn == 0, turn > 0
+			w.panics("an unlock", func() { l.Unlock() })
+			w.unlock(w.within(DefaultTTL, next))
+			w.unlock(w.within(DefaultTTL, third))
+			if n := localqueue.Len(); n != 0 {
+				t.Errorf("%d queues are left", n)
+			}
+		})
+	}
+}
+
+// A head whose goroutine ends in a hook, with others behind it that have asked for nothing yet.
+func TestOthersAreServedWhenTheHeadPanics(t *testing.T) {
+	inBubble(t, func(w *world) {
+		rc := w.client(w.link)
+		asked, fail := make(chan struct{}), make(chan struct{})
+		rc.AddHook(endingHook{asked, fail})
+		m := NewMutex(rc, "x")
+		go m.LockContext(context.WithValue(context.Background(), endingHook{}, true))
+		<-asked
+		next, third := w.later(m, true), w.later(m, false)
+		close(fail)
+		w.unlock(w.within(DefaultTTL, next))
+		w.unlock(w.within(DefaultTTL, third))
+	})
+}
+
+// An endingHook ends the goroutine of a command whose context says so, once fail is closed.
+type endingHook struct{ asked, fail chan struct{} }
+
+func (h endingHook) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (h endingHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+func (h endingHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, c redis.Cmder) error {
+		if ctx.Value(endingHook{}) != nil {
+			close(h.asked)
+			<-h.fail
+			runtime.Goexit()
+		}
+		return next(ctx, c)
+	}
 }
 
 // T11: who waits in a queue that Redis has acknowledged outlives errors.
@@ -913,7 +1139,7 @@ func TestMixedSettingsOnOneKey(t *testing.T) {
 			if inside.Wrote < 200 || localqueue.Len() != 0 {
 				t.Errorf("%d wrote, %d queues are left", inside.Wrote, localqueue.Len())
 			}
-			synctest.Wait()
+			time.Sleep(2*DefaultTTL + time.Second) // the life of a tombstone
 			ns.empty()
 		})
 	}

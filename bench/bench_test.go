@@ -35,7 +35,7 @@ func TestMain(m *testing.M) {
 // after an unlock.
 func TestLocksExclude(t *testing.T) {
 	addr := redistest.Start(t).Addr()
-	for _, library := range append([]string{ours, oursAuto, blpop, blpopAuto}, peers...) {
+	for _, library := range append([]string{ours, oursStrict, oursAuto, blpop, blpopAuto}, peers...) {
 		t.Run(library, func(t *testing.T) {
 			// A waiter that a peer never wakes tries again.
 			acquire := func(l lock) (unlock func() error, cancel context.CancelFunc, err error) {
@@ -118,7 +118,7 @@ func TestQuickRunFillsEveryTable(t *testing.T) {
 	if err := runCommand([]string{"-quick", "-pin=false", "-root", root}, &told, &progress); err != nil {
 		t.Fatal(err)
 	}
-	for _, library := range append([]string{ours, oursAuto, raw, rawAuto, blpop, blpopAuto, pairs}, peers...) {
+	for _, library := range append([]string{ours, oursStrict, oursAuto, raw, rawAuto, blpop, blpopAuto, pairs}, peers...) {
 		if !strings.Contains(told.String(), library) {
 			t.Errorf("want %s in the tables, it is not", library)
 		}
@@ -156,6 +156,87 @@ func TestOnlySomeAreMeasured(t *testing.T) {
 	results, err := load(filepath.Join(root, jsonFile))
 	if err != nil || len(results.Workloads) != 2 || !strings.Contains(told.String(), "1234") {
 		t.Errorf("%v\n%s", err, &told)
+	}
+}
+
+// Processes of a team exclude each other and hand the lock over, and the figures show that. That they can show otherwise, a lock that
+// excludes nobody shows.
+func TestTeamMeasuresExclusion(t *testing.T) {
+	addr := redistest.Start(t).Addr()
+	b := &bench{dir: t.TempDir()}
+	const section = time.Millisecond
+	measure := func(library string, enough func(sample) bool) (s sample) {
+		t.Helper()
+		turner, err := b.together(team{processes: 2, goroutines: 2, section: section}, addr)(library)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for range 20 { // on a busy machine one turn may not be enough
+			if s, _, err = turner.turn(300 * time.Millisecond); err != nil || enough(s) {
+				break
+			}
+		}
+		if err := errors.Join(err, turner.close()); err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	for _, library := range []string{ours, oursStrict} {
+		s := measure(library, func(s sample) bool { return s["overlaps"] > 0 || s["within/s"] > 0 && s["between/s"] > 0 })
+		if s["overlaps"] != 0 {
+			t.Errorf("%s: want one lock at a time, got %v", library, s)
+		}
+		if s["within/s"] <= 0 || s["between/s"] <= 0 || s["share"] != s["locks/s"]*section.Seconds() {
+			t.Errorf("%s: want hand-overs within the processes and between them, got %v", library, s)
+		}
+	}
+	if s := measure(pairs, func(s sample) bool { return s["overlaps"] > 0 }); s["overlaps"] == 0 {
+		t.Errorf("%s: want locks at the same time, got %v", pairs, s)
+	}
+}
+
+func TestMeetingTellsHandOversApart(t *testing.T) {
+	var m meeting
+	for i, step := range []struct {
+		process, goroutine int
+		want               predecessor
+	}{{1, 0, otherProcess}, {1, 0, sameGoroutine}, {1, 1, sameProcess}, {0, 1, otherProcess}, {0, 0, sameProcess}} {
+		if last, beside := m.enter(step.process, step.goroutine); last != step.want || beside {
+			t.Errorf("step %d: want %v and nobody beside, got %v, %v", i, step.want, last, beside)
+		}
+		m.inside.Add(-1)
+	}
+	m.enter(0, 0)
+	if _, beside := m.enter(1, 0); !beside {
+		t.Error("want the second reported beside the first, it is not")
+	}
+}
+
+func TestSpendIsNeverShort(t *testing.T) {
+	for _, d := range []time.Duration{50 * time.Microsecond, 200 * time.Microsecond, 2 * time.Millisecond} {
+		start := time.Now()
+		if spend(d); time.Since(start) < d {
+			t.Errorf("want at least %v spent, it was %v", d, time.Since(start))
+		}
+	}
+}
+
+// Goroutines that share turns are one waiter in Redis; strict ones all wait there.
+func TestWaitersInRedis(t *testing.T) {
+	const n = 300 // more than the connections
+	for library, want := range map[string]float64{ours: 1, oursStrict: n} {
+		addr := redistest.Start(t).Addr()
+		waiter, err := open(library, addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer waiter.close()
+		rc := dial(addr)
+		defer rc.Close()
+		s, err := wait(rc, waiter, "key", n, 10*time.Millisecond, library == oursStrict)
+		if err != nil || s["in Redis"] != want {
+			t.Errorf("%s: want %v in Redis, got %v, %v", library, want, s, err)
+		}
 	}
 }
 

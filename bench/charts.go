@@ -23,6 +23,7 @@ var charted = []struct {
 }{
 	{blpop, color.RGBA{0x99, 0x99, 0x99, 0xff}},
 	{ours, color.RGBA{0xd5, 0x5e, 0x00, 0xff}},
+	{oursStrict, color.RGBA{0x00, 0x00, 0x00, 0xff}},
 	{rueidisLock, color.RGBA{0x00, 0x72, 0xb2, 0xff}},
 	{rueidisLoop, color.RGBA{0x56, 0xb4, 0xe9, 0xff}},
 	{redisLock, color.RGBA{0x00, 0x9e, 0x73, 0xff}},
@@ -67,9 +68,17 @@ func (r *Results) drawThroughput(path string) error {
 				}
 			}
 		}
-		p.Y.Min, p.Y.Max = 0, max(p.Y.Max, 1)*1.02
+		p.Y.Scale, p.Y.Tick.Marker = barScale{}, plot.LogTicks{Prec: -1}
+		p.Y.Min, p.Y.Max = 0.001, max(p.Y.Max, 1)*1.02
 		return nil
 	})
+}
+
+// A barScale is logarithmic, and bars begin at its end.
+type barScale struct{ plot.LogScale }
+
+func (s barScale) Normalize(least, most, x float64) float64 {
+	return s.LogScale.Normalize(least, most, max(x, least))
 }
 
 func pale(c color.RGBA) color.RGBA {

@@ -34,6 +34,7 @@ const (
 
 const (
 	ours, oursAuto   = "redismutex", "redismutex, AutoPipeliner"
+	oursStrict       = "redismutex, strict" // WithTurn(0)
 	raw, rawAuto     = "SET NX + script", "SET NX + script, AutoPipeliner"
 	blpop, blpopAuto = "BLPOP + LPUSH", "BLPOP + LPUSH, AutoPipeliner"
 	pairs            = "EVALSHA pairs, no exclusion"
@@ -59,8 +60,9 @@ type lock func(ctx context.Context) (unlock func() error, err error)
 // open makes a client of the library for the server at addr.
 func open(library, addr string) (*client, error) {
 	return map[string]func(string) (*client, error){
-		ours:        onPlain(openOurs),
-		oursAuto:    onAuto(openOurs),
+		ours:        onPlain(func(rc redisClient) *client { return openOurs(rc) }),
+		oursStrict:  onPlain(func(rc redisClient) *client { return openOurs(rc, redismutex.WithTurn(0)) }),
+		oursAuto:    onAuto(func(rc redisClient) *client { return openOurs(rc) }),
 		raw:         onPlain(openRaw),
 		rawAuto:     onAuto(openRaw),
 		blpop:       onPlain(openBLPop),
@@ -108,9 +110,9 @@ func onAuto(open func(redisClient) *client) func(string) (*client, error) {
 	}
 }
 
-func openOurs(rc redisClient) *client {
-	c := useOurs(func(key string) *redismutex.RWMutex { return redismutex.NewMutex(rc, key) })
-	m := redismutex.NewMutex(rc, "many")
+func openOurs(rc redisClient, opt ...redismutex.MutexOption) *client {
+	c := useOurs(func(key string) *redismutex.RWMutex { return redismutex.NewMutex(rc, key, opt...) })
+	m := redismutex.NewMutex(rc, "many", opt...)
 	c.many = func(key string) lock {
 		return func(ctx context.Context) (func() error, error) {
 			l, err := m.LockContext(ctx, redismutex.WithKey(key))

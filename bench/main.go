@@ -100,7 +100,7 @@ func runCommand(args []string, stdout, stderr io.Writer) error {
 	b := &bench{turn: *turn, rounds: *rounds, often: 10, cpu: cpu}
 	if *quick {
 		b.turn, b.rounds, b.often = 20*time.Millisecond, 1, 1
-		heldCounts, waitCounts = []int{20, 100}, []int{10, 100}
+		heldCounts, waitCounts = []int{20, 100}, []int{10, 50, 100}
 	}
 	err = b.measure(match, results, stderr)
 	return errors.Join(err, results.save(filepath.Join(*root, jsonFile)), results.render(*root, stdout))
@@ -138,10 +138,8 @@ func child(cpu string, args ...string) (*exec.Cmd, error) {
 }
 
 func childMain(args []string) error {
-	if args[0] == "proxy" {
-		return proxyMain(args[1:])
-	}
-	return heldMain(args[1:])
+	task := map[string]func([]string) error{"proxy": proxyMain, "held": heldMain, "waiters": waitersMain, "member": memberMain}
+	return task[args[0]](args[1:])
 }
 
 // measure runs the workloads that match, and continues if one of them fails.

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"runtime"
+	"runtime/metrics"
 	"strconv"
 	"strings"
 	"sync"
@@ -15,26 +16,32 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redismutex/redismutex"
 )
 
 // held runs a process of its own, to measure the memory and CPU time of one library alone.
 func (b *bench) held(n int) func(string) (*turner, error) {
 	return func(library string) (*turner, error) {
-		turn := func(d time.Duration) (s sample, _ []time.Duration, err error) {
-			cmd, err := child("", "held", library, b.nets[loopback].addr, strconv.Itoa(n), (10 * d / 13).String())
-			if err != nil {
-				return nil, nil, err
-			}
-			cmd.Stderr = os.Stderr
-			out, err := cmd.Output()
-			if err != nil {
-				return nil, nil, err
-			}
-			err = json.Unmarshal(out, &s)
+		turn := func(d time.Duration) (sample, []time.Duration, error) {
+			s, err := sampleOf("held", library, b.nets[loopback].addr, strconv.Itoa(n), (10 * d / 13).String())
 			return s, nil, err
 		}
 		return &turner{turn, func() error { return nil }}, nil
 	}
+}
+
+// sampleOf runs a child process that prints a sample.
+func sampleOf(args ...string) (s sample, err error) {
+	cmd, err := child("", args...)
+	if err != nil {
+		return nil, err
+	}
+	cmd.Stderr = os.Stderr
+	out, err := cmd.Output()
+	if err != nil {
+		return nil, err
+	}
+	return s, json.Unmarshal(out, &s)
 }
 
 // heldMain is that process: it holds n locks for a while, and prints what they cost.
@@ -131,47 +138,72 @@ func cpuTime() time.Duration {
 }
 
 // waiters makes n goroutines of one client wait for a key that another client holds, for a while, and then lets them lock it in turn.
+// They are in a process of their own, whose CPU time is measured.
 func (b *bench) waiters(n int) func(string) (*turner, error) {
 	return func(library string) (*turner, error) {
 		server, err := b.server()
 		if err != nil {
 			return nil, err
 		}
-		clients, closeAll, err := openAll((&network{addr: server}).open, library, 2)
-		if err != nil {
-			return nil, err
-		}
-		rc := dial(server)
 		turn := func(d time.Duration) (sample, []time.Duration, error) {
-			s, err := wait(rc, clients[0], clients[1], b.newKey(), n, 8*d/10)
+			s, err := sampleOf("waiters", library, server, strconv.Itoa(n), (8 * d / 10).String())
 			return s, nil, err
 		}
-		return &turner{turn, func() error { return errors.Join(closeAll(), rc.Close()) }}, nil
+		return &turner{turn, func() error { return nil }}, nil
 	}
 }
 
-func wait(rc *redis.Client, holder, waiter *client, key string, n int, window time.Duration) (sample, error) {
+// waitersMain is that process.
+func waitersMain(args []string) error {
+	library, addr := args[0], args[1]
+	n, err := strconv.Atoi(args[2])
+	if err != nil {
+		return err
+	}
+	window, err := time.ParseDuration(args[3])
+	if err != nil {
+		return err
+	}
+	waiter, err := open(library, addr)
+	if err != nil {
+		return err
+	}
+	s, err := wait(dial(addr), waiter, "waited for by "+library, n, window, library == oursStrict)
+	return errors.Join(err, json.NewEncoder(os.Stdout).Encode(s), waiter.close())
+}
+
+// wait is what it does. Strict goroutines all wait in Redis, others mostly in the process.
+func wait(rc *redis.Client, waiter *client, key string, n int, window time.Duration, strict bool) (sample, error) {
 	ctx := context.Background()
-	unlock, err := holder.lock(key)(ctx)
+	holder, err := redismutex.NewMutex(rc, key, redismutex.WithTTL(time.Hour)).LockContext(ctx) // which is not renewed meanwhile
 	if err != nil {
 		return nil, err
 	}
-	var at [4]stats // before and after all have joined, after a while, and after all have had the lock
+	// Before and after all have joined, after a while, and after all have had the lock.
+	var at [4]stats
+	var cpu [4]time.Duration
 	look := func(i int) {
 		var failed error
 		at[i], failed = serverStats(rc)
+		cpu[i] = cpuTime()
 		err = errors.Join(err, failed)
 	}
 	look(0)
 	var all sync.WaitGroup
-	var left atomic.Int64
+	var begun, left atomic.Int64
 	began := time.Now()
 	errs := make([]error, n)
+	batch := n
+	if strict {
+		batch = connections // no more at once than connections, so that none waits for a connection
+	}
+	var inRedis int64
 	for i := 0; i < n && err == nil; {
-		for range min(connections, n-i) { // no more at once than connections, so that none waits for a connection
+		for range min(batch, n-i) {
 			me := i
 			i++
 			all.Go(func() {
+				begun.Add(1)
 				unlock, err := waiter.lock(key)(ctx)
 				left.Add(1)
 				if err == nil {
@@ -180,14 +212,20 @@ func wait(rc *redis.Client, holder, waiter *client, key string, n int, window ti
 				errs[me] = err
 			})
 		}
-		for joined := int64(0); joined < int64(i) && err == nil; {
+		for joined := 0; joined < i && err == nil; {
 			switch {
 			case left.Load() > 0:
 				err = errors.New("a waiter has returned before the lock was unlocked")
 			case time.Since(began) > time.Minute:
 				err = fmt.Errorf("only %d of %d waiters joined within a minute", joined, i)
+			case strict:
+				inRedis, err = rc.ZCard(ctx, "{"+key+"}:lock-intent").Result()
+				joined = int(inRedis)
 			default:
-				joined, err = rc.ZCard(ctx, "{"+key+"}:lock-intent").Result()
+				time.Sleep(time.Millisecond)
+				if inRedis, err = rc.ZCard(ctx, "{"+key+"}:lock-intent").Result(); inRedis > 0 && allWait() {
+					joined = int(begun.Load())
+				}
 			}
 		}
 	}
@@ -196,7 +234,10 @@ func wait(rc *redis.Client, holder, waiter *client, key string, n int, window ti
 	time.Sleep(window)
 	look(2)
 	took := time.Since(start)
-	err = errors.Join(err, unlock())
+	if err == nil {
+		inRedis, err = rc.ZCard(ctx, "{"+key+"}:lock-intent").Result()
+	}
+	err = errors.Join(err, holder.UnlockContext(ctx))
 	if !ends(&all, time.Minute) {
 		return nil, errors.Join(err, errors.New("some waiters were not granted the lock within a minute of the unlock"))
 	}
@@ -205,13 +246,28 @@ func wait(rc *redis.Client, holder, waiter *client, key string, n int, window ti
 		return nil, err
 	}
 	joins, keeps, handOffs := at[1].since(at[0]), at[2].since(at[1]), at[3].since(at[2])
-	return sample{
-		"join µs":     joins.busy / joins.scripts,
-		"hand-off µs": handOffs.busy / handOffs.scripts,
-		"busy %":      100 * keeps.busy / 1e6 / took.Seconds(),
-		"CPU %":       100 * keeps.cpu / took.Seconds(),
-		"keeps/read":  keeps.scripts / keeps.reads,
-	}, nil
+	s := sample{
+		"in Redis": float64(inRedis),
+		"renewals": keeps.scripts / (took.Seconds() / (ttl / 2).Seconds()),
+		"client %": 100 * (cpu[2] - cpu[1]).Seconds() / took.Seconds(),
+		"pass µs":  (cpu[3] - cpu[2]).Seconds() * 1e6 / float64(n),
+		"busy %":   100 * keeps.busy / 1e6 / took.Seconds(),
+		"CPU %":    100 * keeps.cpu / took.Seconds(),
+	}
+	if strict {
+		s["join script µs"], s["pass script µs"] = joins.busy/joins.scripts, handOffs.busy/handOffs.scripts
+		s["renewals/read"] = keeps.scripts / keeps.reads
+	} else {
+		s["join µs"] = (cpu[1] - cpu[0]).Seconds() * 1e6 / float64(n) // of strict ones, that would count the questions whether all have joined
+	}
+	return s, nil
+}
+
+// allWait reports whether no goroutine of this process is about to run.
+func allWait() bool {
+	sample := []metrics.Sample{{Name: "/sched/goroutines/runnable:goroutines"}}
+	metrics.Read(sample)
+	return sample[0].Value.Uint64() == 0
 }
 
 // stats are the statistics of a server.

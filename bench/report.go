@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/redismutex/redismutex"
 )
 
 // The files that are written, relative to the root of the repository.
@@ -90,7 +92,7 @@ func table(head string, rows [][]string) string {
 	line(columns)
 	fmt.Fprintf(&t, "|---|%s\n", strings.Repeat("---:|", len(columns)-1))
 	for _, cells := range rows {
-		if cells[0] == ours || cells[0] == oursAuto {
+		if slices.Contains([]string{ours, oursStrict, oursAuto}, cells[0]) {
 			cells[0] = "**" + cells[0] + "**"
 		}
 		line(cells)
@@ -100,7 +102,7 @@ func table(head string, rows [][]string) string {
 
 // libraries returns the libraries measured in a workload, redismutex first, then the floors, then the peers.
 func (r *Results) libraries(workload string) (names []string) {
-	for _, library := range slices.Concat([]string{ours, oursAuto, raw, rawAuto, blpop, blpopAuto, pairs}, peers) {
+	for _, library := range slices.Concat([]string{ours, oursStrict, oursAuto, raw, rawAuto, blpop, blpopAuto, pairs}, peers) {
 		if r.Workloads[workload][library] != nil {
 			names = append(names, library)
 		}
@@ -157,7 +159,8 @@ func (r *Results) tables() string {
 	near, far := "64 keys/"+loopback, "64 keys/"+distant
 	t := r.block("Nobody else there: Lock + Unlock, one after the other", bg,
 		r.value("µs", bg, "µs/lock"), r.times("× "+raw, bg, "µs/lock", raw),
-		r.value("µs, cancellable parent", cancellable, "µs/lock"), r.times("× "+raw, cancellable, "µs/lock", raw))
+		r.value("µs, cancellable parent", cancellable, "µs/lock"), r.times("× "+raw, cancellable, "µs/lock", raw),
+		r.value("allocations", bg, "allocations"))
 	floors := func(workload string) column {
 		return column{"× floor of that client", func(library string) float64 {
 			floor := raw
@@ -184,34 +187,76 @@ func (r *Results) tables() string {
 			t += r.block(fmt.Sprintf("One key, %s, %s", who.name, net), w, columns...)
 		}
 	}
+	t += r.teamTables()
 	near, far = "hand-off/"+loopback, "hand-off/"+distant
 	t += r.block("Hand-off to another client that waits: from the start of Unlock to the return of Lock", near,
-		r.value("µs", near, "µs"), r.value("µs at 1 ms", far, "µs"), r.value("round trips", far, "round trips"),
+		r.value("µs", near, "µs"), r.times("× "+blpop, near, "µs", blpop), r.value("µs at 1 ms", far, "µs"), r.times("× "+blpop, far, "µs", blpop),
+		r.value("round trips", far, "round trips"),
 		r.value("never woken, %", near, "lost %"), r.value("at 1 ms, %", far, "lost %"))
 	t += r.block("Mostly reads: 64 goroutines, one key, 95 % read locks where there are any", "mostly reads",
-		r.value("locks/s", "mostly reads", "locks/s"), r.times("× "+pairs, "mostly reads", "locks/s", pairs))
+		r.value("locks/s", "mostly reads", "locks/s"), r.times("× "+pairs, "mostly reads", "locks/s", pairs),
+		r.value("of them writes", "mostly reads", "writes"), r.value("slowest ÷ fastest", "mostly reads", "slowest/fastest"),
+		r.value("longest wait, ms", "mostly reads", "longest ms"))
 	for _, net := range []string{loopback, distant} {
 		one, many := "quorum alone/"+net, "quorum contended/"+net
 		t += r.block("5 nodes, "+net+": alone, and 16 goroutines for one key", one,
 			r.value("alone, µs", one, "µs/lock"), r.times("× redsync", one, "µs/lock", redSync),
 			r.value("contended, locks/s", many, "locks/s"), r.times("× redsync", many, "locks/s", redSync),
 			r.value("hand-overs/s", many, "hand-overs/s"), r.value("slowest ÷ fastest", many, "slowest/fastest"), r.value("longest wait, ms", many, "longest ms"))
+		apart := "quorum processes/" + net
+		t += r.block(fmt.Sprintf("5 nodes, %s: %d processes of one goroutine for one key", net, quorumTeam.processes), apart,
+			r.value("locks/s", apart, "locks/s"), r.value("hand-overs/s", apart, "hand-overs/s"), r.times("× redsync", apart, "hand-overs/s", redSync),
+			r.value("slowest ÷ fastest", apart, "slowest/fastest"), r.value("longest wait, ms", apart, "longest ms"))
 	}
 	for _, n := range r.counts("held/") {
 		w := fmt.Sprint("held/", n)
 		t += r.block(fmt.Sprintf("%d locks held", n), w, r.value("client CPU, µs per lock and second", w, "CPU µs"),
 			r.value("commands per lock and second", w, "commands"), r.value("goroutines per lock", w, "goroutines"), r.value("bytes per lock", w, "bytes"))
 	}
-	var rows [][]string
-	for _, n := range r.counts("waiters/") {
-		row := []string{strconv.Itoa(n)}
-		for _, measure := range []string{"join µs", "hand-off µs", "busy %", "CPU %", "keeps/read"} {
-			row = append(row, number(r.mean(fmt.Sprint("waiters/", n), ours, measure)))
-		}
-		rows = append(rows, row)
+	head, rows := "waiters|", [][]string(nil)
+	columns := []struct{ title, measure string }{{"in Redis", "in Redis"}, {"renewals in half a TTL", "renewals"}, {"client CPU while they wait, %", "client %"},
+		{"client CPU per join, µs", "join µs"}, {"per lock passed on, µs", "pass µs"}, {"script time per join, µs", "join script µs"},
+		{"per hand-off, µs", "pass script µs"}, {"Redis busy with their renewals, %", "busy %"}, {"Redis' CPU, %", "CPU %"}, {"renewals per read", "renewals/read"}}
+	for _, c := range columns {
+		head += "|" + c.title
 	}
-	return t + "### Waiters for one key, in one client of redismutex\n\n" +
-		table("waiters|script time per join, µs|per hand-off, µs|Redis busy with their renewals, %|Redis' CPU, %|renewals per read", rows)
+	for _, n := range r.counts("waiters/") {
+		w := fmt.Sprint("waiters/", n)
+		for _, library := range r.libraries(w) {
+			row := []string{strconv.Itoa(n), library}
+			for _, c := range columns {
+				row = append(row, number(r.mean(w, library, c.measure)))
+			}
+			rows = append(rows, row)
+		}
+	}
+	return t + "### Waiters for one key, in one process\n\n" + table(head, rows)
+}
+
+// teamTables returns the tables of several processes that lock one key.
+func (r *Results) teamTables() (t string) {
+	for _, net := range []string{loopback, distant} {
+		for _, section := range sections {
+			limit := "nothing inside"
+			if section > 0 {
+				limit = fmt.Sprintf("%v inside, so at most %s locks/s", section, number(1/section.Seconds()))
+			}
+			var rows [][]string
+			for _, goroutines := range teamSizes {
+				w := teamName(net, goroutines, section)
+				for _, library := range r.libraries(w) {
+					row := []string{library, strconv.Itoa(goroutines)}
+					for _, measure := range []string{"locks/s", "share", "within/s", "between/s", "slowest/fastest", "longest ms", "overlaps"} {
+						row = append(row, number(r.mean(w, library, measure)))
+					}
+					rows = append(rows, row)
+				}
+			}
+			t += fmt.Sprintf("### One key, %d processes, %s, %s\n\n", processes, net, limit) +
+				table("library|goroutines of each|locks/s|share of the limit|hand-overs/s within a process|between them|slowest ÷ fastest|longest wait, ms|granted beside another", rows) + "\n"
+		}
+	}
+	return t
 }
 
 // A target is a goal for one figure.
@@ -242,46 +287,93 @@ func (r *Results) targets() string {
 		all = append(all, target{what, false, limit, of, actual})
 	}
 	bg, cancellable, near, far := "serial/background", "serial/cancellable", "64 keys/"+loopback, "64 keys/"+distant
-	most(bg+", time", 1.02, "× "+raw, r.ratio(bg, "µs/lock", ours, raw))
-	most(cancellable+", time", 1, "× rueidislock", r.ratio(cancellable, "µs/lock", ours, rueidisLock))
 	for _, workload := range []string{bg, cancellable} {
-		best := r.bestPeer(workload, "µs/lock", true)
-		most(workload+", time", 1, "× best peer: "+best, r.ratio(workload, "µs/lock", ours, best))
+		most(workload+", time", 1.1, "× "+raw, r.ratio(workload, "µs/lock", ours, raw))
+		most(workload+", time", 1.03, "× "+redisLock, r.ratio(workload, "µs/lock", ours, redisLock))
+		best := r.bestPeer(workload, "µs/lock", true, redisLock)
+		most(workload+", time", 1, "× best other peer: "+best, r.ratio(workload, "µs/lock", ours, best))
 	}
+	most(bg, 20, "allocations", r.mean(bg, ours, "allocations"))
 	least("64 keys", 0.92, "× "+raw, r.ratio(near, "locks/s", ours, raw))
 	least("64 keys, AutoPipeliner", 1.25, "× rueidislock", r.ratio(near, "locks/s", oursAuto, rueidisLock))
 	least("64 keys, AutoPipeliner, 1 ms", 1.25, "× rueidislock", r.ratio(far, "locks/s", oursAuto, rueidisLock))
 	for _, who := range contenders {
-		w, what := "one key/"+loopback+"/"+who.name, "one key, "+who.name
+		w, what, floor := "one key/"+loopback+"/"+who.name, "one key, "+who.name, 0.8
+		if who.clients == 1 { // so they share turns
+			floor = 20
+		}
 		best := r.bestPeer(w, "locks/s", false)
-		least(what, 0.8, "× "+blpop, r.ratio(w, "locks/s", ours, blpop))
+		least(what, floor, "× "+blpop, r.ratio(w, "locks/s", ours, blpop))
 		least(what, 1.3, "× best peer: "+best, r.ratio(w, "locks/s", ours, best))
 		least(what, 0.99, "fairness (Jain)", r.mean(w, ours, "Jain"))
 		most(what, 2.1, "commands per lock", r.mean("one key/"+counted+"/"+who.name, ours, "commands"))
 	}
 	for _, who := range contenders {
 		w, what := "one key/"+distant+"/"+who.name, "one key, "+who.name+", 1 ms"
-		least(what, 0.97, "× "+blpop, r.ratio(w, "locks/s", ours, blpop))
-		most(what, 1.08, "round trips per lock", r.mean(w, ours, "round trips"))
+		if who.clients == 1 {
+			least(what, 100, "× "+blpop, r.ratio(w, "locks/s", ours, blpop))
+		} else {
+			least(what+", strict", 0.95, "× "+blpop, r.ratio(w, "locks/s", oursStrict, blpop))
+			most(what, 1.08, "round trips per lock", r.mean(w, ours, "round trips"))
+		}
+	}
+	share := func(measure string) float64 { return r.mean(targetTeam, ours, measure) }
+	of := fmt.Sprintf("%d processes × 16 goroutines, %v inside", processes, sections[1])
+	least(of, 0.9, "share of 1 ÷ section", share("share"))
+	least(of, 0.8, "slowest ÷ fastest goroutine", share("slowest/fastest"))
+	most(of, 3, "longest wait ÷ (processes × (turn + section))",
+		share("longest ms")/(processes*(redismutex.DefaultTurn+sections[1]).Seconds()*1000))
+	beside, measured := 0.0, false
+	for w := range r.Workloads {
+		for _, library := range []string{ours, oursStrict} {
+			if n := r.mean(w, library, "overlaps"); n >= 0 {
+				beside, measured = max(n, beside), true
+			}
+		}
+	}
+	if !measured {
+		beside = math.NaN()
+	}
+	most("several processes, the worst row", 0, "locks granted beside another", beside)
+	for _, net := range []string{loopback, distant} {
+		most("hand-off, strict, "+net, 1.1, "× "+blpop, r.ratio("hand-off/"+net, "µs", oursStrict, blpop))
 	}
 	most("hand-off, 1 ms", 1.2, "round trips", r.mean("hand-off/"+distant, ours, "round trips"))
 	best := r.bestPeer("mostly reads", "locks/s", false)
-	least("mostly reads", 0.55, "× "+pairs, r.ratio("mostly reads", "locks/s", ours, pairs))
+	least("mostly reads", 10, "× "+pairs, r.ratio("mostly reads", "locks/s", ours, pairs))
 	least("mostly reads", 6, "× best plain mutex: "+best, r.ratio("mostly reads", "locks/s", ours, best))
+	least("mostly reads", 0.045, "of all locks are writes, where one in 20 is asked for", r.mean("mostly reads", ours, "writes"))
+	least("mostly reads", 0.5, "slowest ÷ fastest goroutine", r.mean("mostly reads", ours, "slowest/fastest"))
+	for _, net := range []string{loopback, distant} {
+		many, apart := "quorum contended/"+net, "quorum processes/"+net
+		least("5 nodes, 16 goroutines, "+net+", locks/s", 20, "× redsync", r.ratio(many, "locks/s", ours, redSync))
+		least(fmt.Sprintf("5 nodes, %d processes, %s, hand-overs/s", quorumTeam.processes, net), 20, "× redsync", r.ratio(apart, "hand-overs/s", ours, redSync))
+	}
 	for _, n := range r.counts("held/") {
 		w, what := fmt.Sprint("held/", n), fmt.Sprintf("%d held", n)
 		most(what+", client CPU", 0.33, "× rueidislock", r.ratio(w, "CPU µs", ours, rueidisLock))
 		most(what+", bytes", 0.15, "× rueidislock", r.ratio(w, "bytes", ours, rueidisLock))
+		most(what, 700, "bytes for each", r.mean(w, ours, "bytes"))
 	}
 	if waiting := r.counts("waiters/"); len(waiting) > 0 {
-		few, many := waiting[0], waiting[len(waiting)-1]
-		of := func(n int, measure string) float64 { return r.mean(fmt.Sprint("waiters/", n), ours, measure) }
-		what := fmt.Sprintf("%d waiters", many)
-		most(what+", Redis busy with their renewals", 5, "%", of(many, "busy %"))
-		for _, measure := range []string{"join", "hand-off"} {
-			most(fmt.Sprintf("%s, script time per %s", what, measure), 2, fmt.Sprintf("× with %d", few), of(many, measure+" µs")/of(few, measure+" µs"))
+		few, many := waiting[min(1, len(waiting)-1)], waiting[len(waiting)-1] // so many that what they cost is not the cost of being the first
+		of := func(n int, library, measure string) float64 {
+			return r.mean(fmt.Sprint("waiters/", n), library, measure)
 		}
-		least(what+", renewals", 10, "per read", of(many, "keeps/read"))
+		what := fmt.Sprintf("%d waiters", many)
+		most(what, 1, "waiters in Redis", of(many, ours, "in Redis"))
+		most(what, 1.25, "renewals in half a TTL", of(many, ours, "renewals")) // one, and a window may begin with one
+		most(what+", client CPU while they wait", 1, "% of a core", of(many, ours, "client %"))
+		for _, measure := range []string{"join", "pass"} {
+			most(fmt.Sprintf("%s, client CPU per %s", what, measure), 2, fmt.Sprintf("× with %d", few), of(many, ours, measure+" µs")/of(few, ours, measure+" µs"))
+		}
+		what += ", strict"
+		most(what+", Redis busy with their renewals", 5, "%", of(many, oursStrict, "busy %"))
+		for _, measure := range []string{"join", "pass"} {
+			most(fmt.Sprintf("%s, script time per %s", what, measure), 2, fmt.Sprintf("× with %d", waiting[0]),
+				of(many, oursStrict, measure+" script µs")/of(waiting[0], oursStrict, measure+" script µs"))
+		}
+		least(what+", renewals", 10, "per read", of(many, oursStrict, "renewals/read"))
 	}
 	var rows [][]string
 	for _, t := range all {
@@ -316,6 +408,8 @@ func (r *Results) summary() string {
 		add("one key, 16 clients, "+net+", hand-overs/s", w, "hand-overs/s", ours, blpop, false)
 		add("longest wait there, ms", w, "longest ms", ours, blpop, true)
 	}
+	add(fmt.Sprintf("%d processes × 16 goroutines, one key, %v inside, locks/s", processes, sections[1]), targetTeam, "locks/s", ours, blpop, false)
+	add("longest wait there, ms", targetTeam, "longest ms", ours, blpop, true)
 	add("hand-off to another client at 1 ms, round trips", "hand-off/"+distant, "round trips", ours, blpop, true)
 	add("64 goroutines, 95 % read locks, locks/s", "mostly reads", "locks/s", ours, pairs, false)
 	for _, n := range r.counts("held/") {

@@ -94,9 +94,12 @@ func (r *Results) ratio(workload, measure, library, other string) float64 {
 	return median(ratios)
 }
 
-// bestPeer returns the peer with the greatest mean, or the least; "" if none was measured.
-func (r *Results) bestPeer(workload, measure string, less bool) (best string) {
+// bestPeer returns the peer with the greatest mean, or the least, apart from some; "" if none was measured.
+func (r *Results) bestPeer(workload, measure string, less bool, apart ...string) (best string) {
 	for _, p := range peers {
+		if slices.Contains(apart, p) {
+			continue
+		}
 		was, is := r.mean(workload, best, measure), r.mean(workload, p, measure)
 		if !math.IsNaN(is) && (best == "" || (is < was) == less) {
 			best = p

@@ -18,20 +18,49 @@ const timeout = ttl + time.Second
 
 // A crowd has the results of goroutines that lock and unlock repeatedly.
 type crowd struct {
-	took      time.Duration
-	counts    []int           // the number of locks of each goroutine
-	waits     []time.Duration // how long each lock took; of goroutines that wait at the end, so far
-	handovers int64           // how often a lock went to another goroutine than the last one
+	took   time.Duration
+	counts []int           // the number of locks of each goroutine
+	waits  []time.Duration // how long each lock took; of goroutines that wait at the end, so far
+
+	// How often a lock went to another goroutine than the last one: of the same process, and of another one.
+	within, between int64
+
+	overlaps int64 // how often a lock was granted while another goroutine had it
 }
 
-// run starts a goroutine for each lock that locks and unlocks it until the turn is over, with nothing in between. Then it calls atEnd.
-// If that cancels ctx, the goroutines that still wait return and are not counted.
-func run(ctx context.Context, locks []lock, turn time.Duration, atEnd func() error) (*crowd, error) {
+// A scene is where the goroutines of a process lock, maybe beside those of others.
+type scene struct {
+	*meeting
+	process int
+	section time.Duration // spent with the lock
+}
+
+// run starts a goroutine for each lock that locks and unlocks it until the turn is over. Then it calls atEnd. If that cancels ctx, the
+// goroutines that still wait return and are not counted.
+func run(ctx context.Context, locks []lock, turn time.Duration, at scene, atEnd func() error) (*crowd, error) {
 	c := &crowd{counts: make([]int, len(locks))}
 	var over atomic.Bool
-	var last, handovers atomic.Int64
+	var within, between, overlaps atomic.Int64
 	waits, errs := make([][]time.Duration, len(locks)), make([]error, len(locks))
-	again := func(g int) (err error) {
+	hold := func(g int) {
+		last, beside := at.enter(at.process, g)
+		defer at.inside.Add(-1)
+		if over.Load() {
+			return
+		}
+		c.counts[g]++
+		switch last {
+		case sameProcess:
+			within.Add(1)
+		case otherProcess:
+			between.Add(1)
+		}
+		if beside {
+			overlaps.Add(1)
+		}
+		spend(at.section)
+	}
+	again := func(g int) error {
 		for !over.Load() {
 			start := time.Now()
 			unlock, err := locks[g](ctx)
@@ -41,12 +70,8 @@ func run(ctx context.Context, locks []lock, turn time.Duration, atEnd func() err
 				return nil
 			case err != nil:
 				return err
-			case !over.Load():
-				c.counts[g]++
-				if last.Swap(int64(g)+1) != int64(g)+1 {
-					handovers.Add(1)
-				}
 			}
+			hold(g)
 			if err := unlock(); err != nil {
 				return err
 			}
@@ -60,7 +85,8 @@ func run(ctx context.Context, locks []lock, turn time.Duration, atEnd func() err
 	}
 	time.Sleep(turn)
 	over.Store(true)
-	c.took, c.handovers = time.Since(start), handovers.Load()
+	c.took = time.Since(start)
+	c.within, c.between, c.overlaps = within.Load(), between.Load(), overlaps.Load()
 	err := atEnd()
 	if !ends(&all, timeout) {
 		return nil, fmt.Errorf("some goroutines still waited %v after the turn", timeout)
@@ -89,7 +115,7 @@ func (c *crowd) sample() sample {
 	return sample{
 		"locks/s":         float64(locks) / c.took.Seconds(),
 		"µs/lock":         c.took.Seconds() * 1e6 / float64(max(locks, 1)),
-		"hand-overs/s":    float64(c.handovers) / c.took.Seconds(),
+		"hand-overs/s":    float64(c.within+c.between) / c.took.Seconds(),
 		"Jain":            jain(c.counts),
 		"slowest/fastest": float64(slices.Min(c.counts)) / float64(max(slices.Max(c.counts), 1)),
 		"median ms":       median(c.waits).Seconds() * 1000,
@@ -149,8 +175,8 @@ func handOffs(from, to lock, rc *redis.Client, turn time.Duration) (took, trips 
 	return took, trips, lost, err
 }
 
-// mostlyReads takes a write lock every 20th time, and otherwise a read lock if the library has them.
-func mostlyReads(c *client, key string, goroutine int) lock {
+// mostlyReads takes a write lock every 20th time, and otherwise a read lock if the library has them. It counts the write locks.
+func mostlyReads(c *client, key string, goroutine int, writes *atomic.Int64) lock {
 	write, read := c.lock(key), c.lock(key)
 	if c.rlock != nil {
 		read = c.rlock(key)
@@ -158,7 +184,11 @@ func mostlyReads(c *client, key string, goroutine int) lock {
 	n := 7 * goroutine
 	return func(ctx context.Context) (func() error, error) {
 		if n++; n%20 == 0 {
-			return write(ctx)
+			unlock, err := write(ctx)
+			if err == nil {
+				writes.Add(1)
+			}
+			return unlock, err
 		}
 		return read(ctx)
 	}

@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
+	"slices"
+	"sync/atomic"
 	"time"
 )
 
@@ -47,7 +50,7 @@ var contenders = []struct {
 // The numbers of locks held, and of waiters.
 var (
 	heldCounts = []int{2_000, 10_000}
-	waitCounts = []int{10, 100, 1_000, 10_000}
+	waitCounts = []int{10, 1_000, 10_000}
 )
 
 func (b *bench) workloads() (all []workload) {
@@ -73,7 +76,11 @@ func (b *bench) workloads() (all []workload) {
 	for _, who := range contenders {
 		for _, name := range []string{loopback, distant, counted} {
 			net := b.nets[name]
-			w := add("one key/"+name+"/"+who.name, with(ours, oursAuto, blpop, blpopAuto), b.turn, b.gather(net, who.gathering, net.open))
+			libraries := with(ours, oursAuto, blpop, blpopAuto)
+			if who.clients > 1 {
+				libraries = with(ours, oursStrict, oursAuto, blpop, blpopAuto)
+			}
+			w := add("one key/"+name+"/"+who.name, libraries, b.turn, b.gather(net, who.gathering, net.open))
 			w.drawn = who.clients > 1
 			switch name {
 			case distant:
@@ -86,20 +93,46 @@ func (b *bench) workloads() (all []workload) {
 	add("mostly reads", with(ours, pairs), b.turn, b.gather(near, gathering{goroutines: 64, clients: 1, cancellable: true, reads: true}, near.open))
 	for _, name := range []string{loopback, distant} {
 		net := b.nets[name]
-		add("hand-off/"+name, with(ours, blpop), b.turn, b.handOff(net))
+		add("hand-off/"+name, with(ours, oursStrict, blpop), b.turn, b.handOff(net))
 		both := []string{ours, redSync}
 		often(add("quorum alone/"+name, both, b.turn, b.gather(net, gathering{goroutines: 1, clients: 1, apart: true}, net.openQuorum)))
 		add("quorum contended/"+name, both, 4*b.turn, b.gather(net, contenders[0].gathering, net.openQuorum))
+		add("quorum processes/"+name, both, 2*b.turn, b.together(quorumTeam, net.nodes...))
 	}
+	b.addTeams(add)
 	for _, n := range heldCounts {
 		w := add(fmt.Sprint("held/", n), []string{ours, rueidisLock}, 13*b.turn, b.held(n))
 		w.rounds, w.cold = 1, true
 	}
 	for _, n := range waitCounts {
-		w := add(fmt.Sprint("waiters/", n), []string{ours}, 10*b.turn, b.waiters(n))
+		w := add(fmt.Sprint("waiters/", n), []string{ours, oursStrict}, 10*b.turn, b.waiters(n))
 		w.rounds, w.cold = 1, true
 	}
 	return all
+}
+
+// addTeams adds the rows of several processes. There are many, so most have one round, and longer sections longer turns, in which each
+// goroutine still gets a few locks.
+func (b *bench) addTeams(add func(string, []string, time.Duration, func(string) (*turner, error)) *workload) {
+	for _, name := range []string{loopback, distant} {
+		for _, section := range sections {
+			for _, goroutines := range teamSizes {
+				libraries := append([]string{ours, oursStrict, blpop}, peers...)
+				if name == distant {
+					libraries = slices.DeleteFunc(libraries, func(l string) bool { return l == rueidisLoop })
+				}
+				t := team{processes: processes, goroutines: goroutines, section: section}
+				w := add(teamName(name, goroutines, section), libraries, b.turn, b.together(t, b.nets[name].addr))
+				w.cold = true // its processes have connections
+				if section > time.Millisecond {
+					w.turn = 3 * b.turn / 2
+				}
+				if w.name != targetTeam {
+					w.rounds = 1
+				}
+			}
+		}
+	}
 }
 
 // A gathering describes the goroutines and clients that lock repeatedly.
@@ -145,7 +178,9 @@ func (b *bench) gather(net *network, g gathering, open openFunc) func(string) (*
 			return nil, err
 		}
 		var locks []lock
+		var writes atomic.Int64 // of those who mostly read
 		turn := func(d time.Duration) (sample, []time.Duration, error) {
+			writes.Store(0)
 			if !g.apart {
 				locks = nil
 			}
@@ -153,14 +188,18 @@ func (b *bench) gather(net *network, g gathering, open openFunc) func(string) (*
 			for i := len(locks); i < g.goroutines; i++ {
 				l := clients[i%g.clients].lock(key)
 				if g.reads {
-					l = mostlyReads(clients[i%g.clients], key, i)
+					l = mostlyReads(clients[i%g.clients], key, i, &writes)
 				}
 				locks = append(locks, l)
 				if g.apart {
 					key = b.newKey()
 				}
 			}
-			return b.crowd(net, locks, d, g)
+			s, waits, err := b.crowd(net, locks, d, g)
+			if err == nil && g.reads {
+				s["writes"] = float64(writes.Load()) / float64(max(len(waits), 1))
+			}
+			return s, waits, err
 		}
 		return &turner{turn, closeAll}, nil
 	}
@@ -217,17 +256,26 @@ func (b *bench) crowd(net *network, locks []lock, d time.Duration, g gathering) 
 		}
 		return err
 	}
-	c, err := run(ctx, locks, d, atEnd)
+	allocs := mallocs()
+	c, err := run(ctx, locks, d, scene{meeting: &meeting{}}, atEnd)
 	if err != nil {
 		return nil, nil, err
 	}
 	s := c.sample()
+	s["allocations"] = (mallocs() - allocs) / float64(max(len(c.waits), 1))
 	s["round trips"] = s["µs/lock"] / 1e6 / trip.Seconds()
 	s["PING µs"] = trip.Seconds() * 1e6
 	if net.proxy != nil {
 		s["commands"] = float64(sent) / (s["locks/s"] * c.took.Seconds())
 	}
 	return s, c.waits, nil
+}
+
+// mallocs returns how often this process has allocated memory.
+func mallocs() float64 {
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return float64(m.Mallocs)
 }
 
 // roundTrip returns the median time of some PINGs.

@@ -53,18 +53,27 @@ func TestImportsGoDownward(t *testing.T) {
 	}
 }
 
-// docs/design.md names for each promise the functions that keep it, with links to their files.
+// docs/design.md names for each promise, and for each rule of the turns, the functions that keep it, with links to their
+// files.
 func TestDesignNamesWhatExists(t *testing.T) {
 	page, err := os.ReadFile("../docs/design.md")
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, table, found := strings.Cut(string(page), "## Where each promise is kept")
-	table, _, ended := strings.Cut(table, "\n## ")
-	if !found || !ended {
-		t.Fatal("docs/design.md has no table of the promises")
+	for title, least := range map[string]int{"## Where each promise is kept": 20, "## Turns": 15} {
+		_, table, found := strings.Cut(string(page), title+"\n")
+		table, _, ended := strings.Cut(table, "\n## ")
+		if !found || !ended {
+			t.Fatalf("docs/design.md has no %q", title)
+		}
+		if n := checkTable(t, table); n < least {
+			t.Errorf("%s: %d names were checked, want %d or more", title, n, least)
+		}
 	}
-	checked := 0
+}
+
+// checkTable checks that each name in a cell is in the files that are linked beside it, and returns how many there are.
+func checkTable(t *testing.T, table string) (checked int) {
 	for _, cell := range strings.FieldsFunc(table, func(r rune) bool { return r == '|' || r == '\n' }) {
 		var text string
 		for _, link := range regexp.MustCompile(`\]\(\.\./([^)]+)\)`).FindAllStringSubmatch(cell, -1) {
@@ -86,7 +95,5 @@ func TestDesignNamesWhatExists(t *testing.T) {
 			}
 		}
 	}
-	if checked < 20 {
-		t.Errorf("%d names were checked", checked)
-	}
+	return checked
 }

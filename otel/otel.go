@@ -162,6 +162,8 @@ func (o *observer) onFailed(e redismutex.TraceFailed) {
 		what = "redis_error"
 	case errors.Is(e.Err, redismutex.ErrLock):
 		what = "refused"
+	case errors.Is(e.Err, redismutex.ErrRevoked):
+		what = "revoked"
 	case e.Context.Err() != nil && errors.Is(e.Err, e.Context.Err()):
 		what = "gave_up"
 	}
@@ -171,8 +173,11 @@ func (o *observer) onFailed(e redismutex.TraceFailed) {
 func (o *observer) onEnded(e redismutex.TraceEnded) {
 	// A lock that was lost, or that ended in another way than by its Unlock, is an error of the span.
 	what, err := "lost", e.Cause
-	if errors.Is(e.Cause, redismutex.ErrUnlocked) {
+	switch {
+	case errors.Is(e.Cause, redismutex.ErrUnlocked):
 		what, err = "unlocked", nil
+	case errors.Is(e.Cause, redismutex.ErrRevoked):
+		what = "revoked"
 	}
 	o.held.Add(in(e.TraceCall), -1, of(e.TraceCall))
 	o.hold.Record(in(e.TraceCall), e.Time.Sub(e.Granted).Seconds(), of(e.TraceCall, outcome(what)))

@@ -5,9 +5,9 @@
 //
 //	          ┌──(granted by a majority)──► held ──(the last user unlocks)──► released
 //	          │                              │
-//	          │                              └──(a majority forgets it, or trust ends)──► lost
+//	          │                              └──(a majority forgets it, trust ends, or it is revoked)──► lost
 //	pending ──┤
-//	          ├──(the caller gives up, or no majority will grant it)──► abandoned      (also from held, before the first user)
+//	          ├──(the caller gives up, no majority will grant it, or it is revoked)──► abandoned   (also from held, before the first user)
 //	          │
 //	          └──(its owner was granted another one: WithOwner)──► superseded
 //
@@ -65,7 +65,7 @@ type Acquisition struct {
 	shared, outlives bool
 
 	users  users
-	cause  *error        // why it was lost; a pointer, since few are
+	cause  *error        // why it was lost, or its wait revoked; a pointer, since few are
 	signal chan struct{} // wakes the caller, and holds one signal; nil: the caller does not sleep
 	parts  []*part       // one for each node
 	nodes  nodes
@@ -77,10 +77,10 @@ type Acquisition struct {
 
 // nodes is what one node and several do differently. Where nothing else is said, the mutex of the acquisition is held.
 type nodes interface {
-	// acquire asks the nodes for the lock and waits, as described for Acquire. Release releases it on each, and collect
-	// waits for the votes of the parts in open and adds them to t, each until ctx ends. They are called without the mutex.
+	// acquire asks the nodes for the lock and waits, as described for Acquire. Release releases it on each, behind the
+	// acquire of next unless that is nil, and collect waits for the votes of the parts in open and adds them to t, each until ctx ends. They are called without the mutex.
 	acquire(ctx context.Context) error
-	release(ctx context.Context) tally
+	release(ctx context.Context, next *Acquisition) tally
 	collect(ctx context.Context, t *tally, open map[*part]bool, votes <-chan vote)
 
 	// decide decides what the answers to a pending request amount to, after one of them has changed.
@@ -137,7 +137,7 @@ func (a *Acquisition) Init(c *Config, keys *script.Keys, write, try bool) {
 		a.nodes = newSeveralNodes(a)
 		return
 	}
-	a.array[0] = a.only.init(a, 0)
+	a.array[0] = a.only.init(a, 0, node.NewNumber())
 	a.parts, a.nodes = a.array[:], (*oneNode)(a)
 }
 
@@ -173,8 +173,19 @@ func (a *Acquisition) How() (rank int64, pushed bool) {
 func (a *Acquisition) Until() clock.Instant { return clock.Instant(a.until.Load()) }
 
 // Acquire asks the nodes for the lock and waits until it is granted, or will not be granted, or ctx ends. It returns
-// ErrRetry if the acquisition was superseded, or lost before it had a user.
-func (a *Acquisition) Acquire(ctx context.Context) error { return a.nodes.acquire(ctx) }
+// ErrRetry if the acquisition was superseded, or lost before it had a user. If a hook or a logger panics, the request is
+// abandoned.
+func (a *Acquisition) Acquire(ctx context.Context) error {
+	returned := false
+	defer func() {
+		if !returned {
+			a.Abandon()
+		}
+	}()
+	err := a.nodes.acquire(ctx)
+	returned = true
+	return err
+}
 
 // wait waits until a is held, or will not be held, or ctx ends.
 func (a *Acquisition) wait(ctx context.Context) error {
@@ -218,7 +229,12 @@ func (a *Acquisition) refused(ctx context.Context) error {
 		a.mu.Unlock()
 		return lockerr.Ended(ctx, a.Keys.Name())
 	}
-	err := a.nodes.explainRefusal()
+	var err error
+	if a.cause != nil {
+		err = *a.cause // it was revoked
+	} else {
+		err = a.nodes.explainRefusal()
+	}
 	a.mu.Unlock()
 	_ = a.Release(ctx) // of what some nodes have granted
 	return err
@@ -257,7 +273,7 @@ func (a *Acquisition) admits(u User) bool {
 	return a.state == held && a.users.has(u)
 }
 
-// Usable returns nil, or an error that matches ErrUnlocked or ErrLockLost if u has ended. If the lease is over, it is
+// Usable returns nil, or an error that matches ErrUnlocked, ErrLockLost or ErrRevoked if u has ended. If the lease is over, it is
 // lost from now on, although no timer may have fired.
 func (a *Acquisition) Usable(u User) error {
 	a.loseIfExpired()
@@ -271,7 +287,7 @@ func (a *Acquisition) usable(u User) error {
 	case !a.users.has(u):
 		return fmt.Errorf("%w: %q", lockerr.ErrUnlocked, a.Keys.Name())
 	case a.state == lost:
-		return fmt.Errorf("%w: %q", lockerr.ErrLockLost, a.Keys.Name())
+		return fmt.Errorf("%w: %q", lockerr.KindOf(*a.cause), a.Keys.Name())
 	}
 	return nil
 }
@@ -279,7 +295,10 @@ func (a *Acquisition) usable(u User) error {
 // Leave removes a user and reports whether it was the last one. Release has to follow then. The error is that of Usable.
 func (a *Acquisition) Leave(u User) (last bool, err error) {
 	a.loseIfExpired()
-	return a.Remove(u)
+	if err := a.Remove(u); err != nil {
+		return false, err
+	}
+	return a.Close()
 }
 
 // Cause returns why it was lost. It must have been lost.
@@ -372,7 +391,12 @@ func (a *Acquisition) loseIfExpired() {
 
 // lose ends a held lock. Its users are told when the mutex is free again. The mutex is held.
 func (a *Acquisition) lose(why error) news {
-	why = lockerr.Of(lockerr.ErrLockLost, fmt.Errorf("%q: %w", a.Keys.Name(), a.nodes.explainLoss(why)))
+	return a.end(lockerr.ErrLockLost, fmt.Errorf("%q: %w", a.Keys.Name(), a.nodes.explainLoss(why)))
+}
+
+// end is lose for any reason: ErrLockLost, or that the lock was revoked.
+func (a *Acquisition) end(kind, why error) news {
+	why = lockerr.Of(kind, why)
 	a.state, a.cause = lost, &why
 	// A renewal whose reply was lost may have renewed it on the server.
 	a.releaseInBackground()

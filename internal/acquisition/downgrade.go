@@ -3,6 +3,7 @@ package acquisition
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"github.com/redismutex/redismutex/internal/clock"
 	"github.com/redismutex/redismutex/internal/lockerr"
@@ -15,16 +16,37 @@ import (
 // The nodes change one by one. One that has not changed yet admits no reader, and one that has admits no writer: so no other
 // writer gets the lock between the first node and the last.
 func (a *Acquisition) Downgrade(ctx context.Context, u User) error {
-	writers, err := a.becomeReader(u)
+	tell, err := a.BeginDowngrade(u)
 	if err != nil {
 		return err
 	}
+	return tell(ctx, nil)
+}
+
+// BeginDowngrade is the first half of Downgrade: a is a read lock from now on. Tell, which has to be called, is the other
+// half: it tells the nodes. Unless next is nil, that has not been sent, and its acquire goes in front on each node, in the
+// same round trip; it has to be waited for with Wait.
+func (a *Acquisition) BeginDowngrade(u User) (tell func(ctx context.Context, next *Acquisition) error, err error) {
+	writers, err := a.becomeReader(u)
+	if err != nil {
+		return nil, err
+	}
+	return func(ctx context.Context, next *Acquisition) error { return a.tellWriters(ctx, u, writers, next) }, nil
+}
+
+func (a *Acquisition) tellWriters(ctx context.Context, u User, writers []*part, next *Acquisition) error {
 	var t tally
 	open, votes := map[*part]bool{}, make(chan vote, len(writers))
 	for _, p := range writers {
 		open[p] = true
 		p.sent.Store(int64(clock.Always)) // the downgrade has not been written yet
-		p.node.Go(func() { votes <- p.downgrade(context.WithoutCancel(ctx)) })
+		front := next.partOn(p.node)
+		p.node.Go(func() { votes <- p.downgrade(context.WithoutCancel(ctx), front) })
+	}
+	for _, n := range a.Config.Nodes {
+		if !slices.ContainsFunc(writers, func(p *part) bool { return p.node == n }) {
+			next.partOn(n).acquireAlone()
+		}
 	}
 	a.nodes.collect(ctx, &t, open, votes)
 	if ctx.Err() != nil {
@@ -34,7 +56,7 @@ func (a *Acquisition) Downgrade(ctx context.Context, u User) error {
 	}
 
 	a.mu.Lock()
-	err = a.usable(u)
+	err := a.usable(u)
 	for _, p := range a.parts {
 		if !p.Write && p.counts() { // it was acquired since, as a reader
 			t.yes++
@@ -92,18 +114,20 @@ func (p *part) replaceByReader() {
 	next.acquireSoon()
 }
 
-// downgrade renews p as a reader. If the node does not confirm it, its renewals go on with it.
-func (p *part) downgrade(ctx context.Context) vote {
+// downgrade renews p as a reader, behind the acquire of front unless that is nil. If the node does not confirm it, its
+// renewals go on with it.
+func (p *part) downgrade(ctx context.Context, front *part) vote {
 	n, place := p.node, p.node.Limiter.Releases
 	if err := n.Admit(ctx, place, p.acq.Config.Timeout); err != nil {
 		p.Look()
+		front.acquireAlone()
 		return vote{part: p, err: err}
 	}
 	sent := clock.Now()
 	reader := p.participant()
 	reader.Write = false
 	c := reader.Renew(0)
-	r, err := n.Call(ctx, p.acq.Config.TTL, c, place)
+	r, err := p.callBehind(ctx, front, c, place)
 	err = n.Renewer.OnDowngrade(&p.Lease, c, sent, r, err)
 	return vote{p, r.Status == script.Granted, r.Last, err}
 }

@@ -3,7 +3,6 @@ package acquisition
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/redismutex/redismutex/internal/clock"
 	"github.com/redismutex/redismutex/internal/lockerr"
@@ -35,10 +34,14 @@ func (n *oneNode) decide() {
 
 func (n *oneNode) heldSince(clock.Instant) bool { return n.parts[0].counts() }
 
-func (n *oneNode) release(ctx context.Context) (t tally) {
+func (n *oneNode) release(ctx context.Context, next *Acquisition) (t tally) {
 	// Nothing changes p.in any more: the lock has ended.
-	if p := n.parts[0]; p.in {
-		t.add(p.release(ctx))
+	p := n.parts[0]
+	front := next.partOn(p.node)
+	if p.in {
+		t.add(p.release(ctx, front))
+	} else {
+		front.acquireAlone()
 	}
 	return t
 }
@@ -83,8 +86,8 @@ func (n *oneNode) score() any { return nil }
 
 func (n *oneNode) explainRefusal() error {
 	key, why := n.Keys.Name(), n.parts[0].why
-	if why == lockerr.ErrLock {
-		return fmt.Errorf("%w: %q", lockerr.ErrLock, key)
+	if isRefusal(why) {
+		return why
 	}
 	return lockerr.Doing("lock", key, why)
 }

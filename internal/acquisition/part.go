@@ -22,7 +22,6 @@ type part struct {
 	node *node.Node
 	sent atomic.Int64 // when its last request was written to a connection; Always: it has not been
 
-	front   *part // whose acquire goes in front of the release of this one; nil: none
 	token   uint64
 	why     error // why it is not in; while it is, why it could not be renewed
 	failed  uint8 // how many attempts on this node have failed in a row
@@ -35,11 +34,11 @@ type part struct {
 	checked bool  // since the grant, RenewOften asks whether a lower rank waits
 }
 
-// init makes p the part on a node, under a new id.
-func (p *part) init(a *Acquisition, index int) *part {
+// init makes p the part on a node, under the id of that number.
+func (p *part) init(a *Acquisition, index int, number uint64) *part {
 	p.acq, p.node = a, a.Config.Nodes[index]
 	p.sent.Store(int64(clock.Always))
-	p.Lease.Init(p, p.node, a.write)
+	p.Lease.Init(p, p.node, number, a.write)
 	return p
 }
 
@@ -188,7 +187,7 @@ func (p *part) acquired(sent clock.Instant, r script.Reply, err error) (next *pa
 	case r.Status == script.Foreign:
 		return nil, p.fail(lockerr.Foreign(r.Data))
 	case r.Status == script.Busy && a.try:
-		return nil, p.fail(lockerr.ErrLock)
+		return nil, p.fail(Held(a.Keys.Name(), r.Holder))
 	case r.Status == script.Busy:
 		if p.Tombstone {
 			p.node.Renewer.Release(&p.Lease)
@@ -260,7 +259,18 @@ func (p *part) counts() bool {
 }
 
 // hasReplied reports whether the node has granted p, put it into the queue, or refused a try since others hold the lock.
-func (p *part) hasReplied() bool { return p.in || p.why == lockerr.ErrLock }
+func (p *part) hasReplied() bool { return p.in || isRefusal(p.why) }
+
+// Held returns the error of a try for which an id is in the way; "": it is not known which.
+func Held(key, id string) error {
+	return &lockerr.HeldError{Key: key, Holder: id, Process: node.ProcessOf(id)}
+}
+
+// isRefusal reports whether a try failed with err because others are in the way.
+func isRefusal(err error) bool {
+	_, is := err.(*lockerr.HeldError)
+	return is
+}
 
 // Key implements [mailbox.Waiter].
 func (p *part) Key() string { return p.acq.Keys.Name() }
@@ -357,7 +367,11 @@ func (p *part) OnExpired(why error) {
 	a := p.acq
 	var n news
 	a.mu.Lock()
-	if p.active() && p.in {
+	switch {
+	case !p.active() || !p.in:
+	case why == lockerr.ErrRevoked:
+		n = p.revoked()
+	default:
 		p.Tombstone = p.Tombstone || a.state == pending
 		n = p.fail(why)
 	}
@@ -367,6 +381,20 @@ func (p *part) OnExpired(why error) {
 
 // OnTimeout implements [node.Owner]: the node time-out of an acquire is over, or an acquire that was put off is due.
 func (p *part) OnTimeout() { p.acq.nodes.onTimeout(p) }
+
+// revoked ends the whole acquisition, or the wait for it: somebody has revoked p. Every node is released, that of p too: it may
+// have lost what was done there. The mutex is held.
+func (p *part) revoked() news {
+	a := p.acq
+	if a.state == held {
+		return a.end(lockerr.ErrRevoked, fmt.Errorf("%q", a.Keys.Name()))
+	}
+	why := lockerr.Of(lockerr.ErrRevoked, fmt.Errorf("%q: while it waited", a.Keys.Name()))
+	a.cause = &why
+	a.releaseInBackground()
+	a.abandon()
+	return news{}
+}
 
 // fail notes that the node does not hold p, or not any more, and why. Unless that ends the request or the lock, another
 // part takes its place. The mutex is held.
@@ -425,7 +453,7 @@ func (p *part) withCause(why error) error {
 func (p *part) replace() *part {
 	p.leaveMailbox()
 	i := p.index()
-	next := new(part).init(p.acq, i)
+	next := new(part).init(p.acq, i, p.NextID())
 	next.join = p.join
 	p.acq.parts[i] = next
 	return next

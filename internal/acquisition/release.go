@@ -14,8 +14,11 @@ import (
 // Release releases a on every node and waits for the answers, as described for UnlockContext. With several nodes it waits
 // for each no longer than the node time-out, and for one that is down only if no majority is without it. What is not
 // confirmed goes on in the background.
-func (a *Acquisition) Release(ctx context.Context) error {
-	t, n := a.nodes.release(ctx), len(a.parts)
+func (a *Acquisition) Release(ctx context.Context) error { return a.release(ctx, nil) }
+
+// release is Release, behind the acquire of next unless that is nil.
+func (a *Acquisition) release(ctx context.Context, next *Acquisition) error {
+	t, n := a.nodes.release(ctx, next), len(a.parts)
 	switch quorum.Decide(n, t.yes, n-t.yes-len(t.errs)) {
 	case quorum.Yes:
 		return nil
@@ -25,16 +28,18 @@ func (a *Acquisition) Release(ctx context.Context) error {
 	return a.nodes.explainTally(ctx, t, "unlock", "have released it")
 }
 
-// release releases p, and goes on with that in the background if the node does not confirm it.
-func (p *part) release(ctx context.Context) vote {
+// release releases p, behind the acquire of front unless that is nil. It goes on with that in the background if the node does
+// not confirm it.
+func (p *part) release(ctx context.Context, front *part) vote {
 	n, place := p.node, p.node.Limiter.Releases
 	if err := n.Admit(ctx, place, p.acq.Config.Timeout); err != nil {
 		n.Renewer.Release(&p.Lease)
+		front.acquireAlone()
 		return vote{part: p, err: err}
 	}
 	n.Renewer.Forget(&p.Lease) // until now it was renewed
 	sent := clock.Now()
-	r, err := p.sendRelease(ctx, place)
+	r, err := p.callBehind(ctx, front, p.participant().Release(p.Tombstone), place)
 	n.LookForLostGrants(p.acq.Keys.Name(), sent, clock.Always, r, err)
 	if err != nil {
 		n.Renewer.ReleaseAgain(&p.Lease, sent)

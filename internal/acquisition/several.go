@@ -42,8 +42,9 @@ func newSeveralNodes(a *Acquisition) *severalNodes {
 		since:       slices.Repeat([]clock.Instant{clock.Always}, n),
 	}
 	a.parts = make([]*part, n)
+	number := node.NewNumber()
 	for i := range a.parts {
-		a.parts[i] = new(part).init(a, i)
+		a.parts[i] = new(part).init(a, i, number)
 	}
 	return s
 }
@@ -365,7 +366,7 @@ func (s *score) String() string { return s.acq.nodes.score().(string) }
 
 // Release.
 
-func (s *severalNodes) release(ctx context.Context) (t tally) {
+func (s *severalNodes) release(ctx context.Context, next *Acquisition) (t tally) {
 	s.mu.Lock()
 	up := 0
 	for _, p := range s.parts {
@@ -388,19 +389,22 @@ func (s *severalNodes) release(ctx context.Context) (t tally) {
 			t.add(vote{part: p, err: down})
 		case p.in:
 			open[p] = true
-			s.releaseAside(p)
+			s.releaseAside(p, next.partOn(p.node))
+			continue
 		default:
 			p.leaveMailbox()
 			p.node.Renewer.Forget(&p.Lease)
 		}
+		next.partOn(p.node).acquireAlone()
 	}
 	s.mu.Unlock()
 	s.collect(ctx, &t, open, s.votes)
 	return t
 }
 
-// releaseAside releases p on another goroutine, and votes if votes are counted. The mutex is held.
-func (s *severalNodes) releaseAside(p *part) {
+// releaseAside releases p on another goroutine, behind the acquire of front unless that is nil, and votes if votes are
+// counted. The mutex is held.
+func (s *severalNodes) releaseAside(p, front *part) {
 	p.leaveMailbox()
 	votes := s.votes
 	if votes == nil {
@@ -408,7 +412,7 @@ func (s *severalNodes) releaseAside(p *part) {
 		return
 	}
 	p.sent.Store(int64(clock.Always)) // the release has not been written yet
-	p.node.Go(func() { votes <- p.release(context.Background()) })
+	p.node.Go(func() { votes <- p.release(context.Background(), front) })
 }
 
 func (s *severalNodes) onLate(p *part, r script.Reply, err error) {
@@ -416,7 +420,7 @@ func (s *severalNodes) onLate(p *part, r script.Reply, err error) {
 	case p.Tombstone && err != nil: // nobody waits for a node that does not answer
 		p.node.Renewer.Release(&p.Lease)
 	case p.Tombstone, r.Status == script.Granted, r.Status == script.Waiting:
-		s.releaseAside(p)
+		s.releaseAside(p, nil)
 		return
 	default:
 		err = nil
@@ -531,7 +535,7 @@ func (s *severalNodes) explainNodes(what string) error {
 		if mostForeign || replied >= majority {
 			why = lockerr.DemoteRedis(why)
 		}
-		if is := errors.Is(why, lockerr.ErrNotLock); is && !mostForeign || why == lockerr.ErrLock && mostForeign {
+		if is := errors.Is(why, lockerr.ErrNotLock); is && !mostForeign || isRefusal(why) && mostForeign {
 			why = lockerr.Demote(why)
 		}
 		format += "; %s: %w"

@@ -3,6 +3,7 @@ package acquisition
 import (
 	"context"
 	"errors"
+	"slices"
 
 	"github.com/redismutex/redismutex/internal/clock"
 	"github.com/redismutex/redismutex/internal/node"
@@ -48,55 +49,63 @@ func (a *Acquisition) Abandon() (acknowledged bool) {
 	return acknowledged
 }
 
-// Remove is Leave for a caller that has asked Usable under no mutex, and has one of its own now. It tells nobody of a loss.
-func (a *Acquisition) Remove(u User) (last bool, err error) {
+// Remove removes a user. The error is that of Usable, but Remove tells nobody of a loss: the caller has a mutex of its own.
+// A without users is held until Close.
+func (a *Acquisition) Remove(u User) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if err := a.usable(u); err != nil {
-		return false, err
+	err := a.usable(u)
+	if err == nil {
+		a.users.remove(u)
 	}
-	a.users.remove(u)
-	if a.users.none() {
-		a.state = released
-		return true, nil
+	return err
+}
+
+// Close ends a if it has no users, and reports whether it has none. Release has to follow then, unless a was lost
+// meanwhile, which is the error.
+func (a *Acquisition) Close() (closed bool, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch {
+	case !a.users.none():
+		return false, nil
+	case a.state == lost:
+		return true, *a.cause
 	}
-	return false, nil
+	a.state = released
+	return true, nil
 }
 
 // ReleaseBehind is Release behind the acquire of next, which has not been sent: on each node both go in one round trip. So
 // the lock is not handed on before next stands in the queue. Next has to be waited for with Wait.
 func (a *Acquisition) ReleaseBehind(ctx context.Context, next *Acquisition) error {
-	a.mu.Lock()
-	for i, p := range a.parts {
-		p.front = next.parts[i]
-	}
-	a.mu.Unlock()
-	err := a.Release(ctx)
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, p := range a.parts { // that are not released with a call that is waited for
-		if p.front != nil {
-			go p.front.acquire(context.Background())
-			p.front = nil
-		}
-	}
-	return err
+	return a.release(ctx, next)
 }
 
-// sendRelease releases p, behind the acquire of another part if there is one.
-func (p *part) sendRelease(ctx context.Context, place node.Place) (script.Reply, error) {
+// partOn returns the part of a on a node, or nil if a is nil. Another mutex may name the same nodes in another order.
+func (a *Acquisition) partOn(n *node.Node) *part {
+	if a == nil {
+		return nil
+	}
+	return a.parts[slices.Index(a.Config.Nodes, n)]
+}
+
+// acquireAlone acquires p, which cannot go in front of a release. P may be nil.
+func (p *part) acquireAlone() {
+	if p != nil {
+		go p.acquire(context.Background())
+	}
+}
+
+// callBehind makes a call for p, behind the acquire of front unless that is nil.
+func (p *part) callBehind(ctx context.Context, front *part, c script.Command, place node.Place) (script.Reply, error) {
 	a := p.acq
-	a.mu.Lock()
-	front := p.front
-	p.front = nil
-	a.mu.Unlock()
-	release := p.participant().Release(p.Tombstone)
 	if front != nil {
 		front.join = true
 		front.openMailbox() // what it misses until it listens, it looks for then
 	}
 	if front == nil || !front.begin() {
-		return p.node.Call(ctx, a.Config.TTL, release, place)
+		return p.node.Call(ctx, a.Config.TTL, c, place)
 	}
 	sent := clock.Now()
 	onAcquired := func(r script.Reply, err error) {
@@ -104,14 +113,14 @@ func (p *part) sendRelease(ctx context.Context, place node.Place) (script.Reply,
 			go again.acquire(context.Background())
 		}
 	}
-	return p.node.CallBoth(ctx, a.Config.TTL, front.acquireCommand(false), onAcquired, release, place)
+	return p.node.CallBoth(ctx, a.Config.TTL, front.acquireCommand(false), onAcquired, c, place)
 }
 
-// Has is Usable for a caller that has a mutex of its own. It tells nobody of a loss.
-func (a *Acquisition) Has(u User) error {
+// CurrentID returns the id under which the first node knows a, or is asked for it, now.
+func (a *Acquisition) CurrentID() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.usable(u)
+	return a.parts[0].ID()
 }
 
 // Trusted reports whether a is held and will be trusted for longer than that instant.
@@ -119,13 +128,6 @@ func (a *Acquisition) Trusted(until clock.Instant) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.state == held && a.Until() > until
-}
-
-// Writes reports whether a is a write lock, or asks for one.
-func (a *Acquisition) Writes() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.write
 }
 
 // BecomeReader makes a, a write lock whose users all read, a read lock in the background. What a node does not confirm,
@@ -137,6 +139,6 @@ func (a *Acquisition) BecomeReader() {
 		return
 	}
 	for _, p := range a.makeReader() {
-		p.node.Go(func() { p.downgrade(context.Background()) })
+		p.node.Go(func() { p.downgrade(context.Background(), nil) })
 	}
 }

@@ -12,7 +12,9 @@ import (
 // granted the lock first, except that
 //
 //   - operations of one other Queue may overtake it in one turn: in no longer a time than that, and bound;
-//   - a reader may overtake a writer that stands behind a reader of its own Queue, and join that one.
+//   - a reader may overtake a writer that stands behind a reader of its own Queue, and join that one;
+//   - anybody may overtake it within bound after the head of its Queue, of the other kind, has given up: what the head has
+//     asked for is replaced, and the acquire for the next one is under way.
 func Turns(ops []Op, bound, turn time.Duration) error {
 	for _, line := range groups(ops, func(o *Op) string { return o.Key + "\x00" + o.Class }) {
 		for _, o := range line {
@@ -22,7 +24,7 @@ func Turns(ops []Op, bound, turn time.Duration) error {
 			first := map[string]*Op{} // of each queue, the first one that overtook o
 			for _, p := range inOrderOfGrant(line) {
 				switch {
-				case p.Try || !o.conflicts(p) || p.Asked-o.Asked <= int64(bound) || o.waited() <= p.Got, joined(line, o, p, bound):
+				case p.Try || !o.conflicts(p) || p.Asked-o.Asked <= int64(bound) || o.waited() <= p.Got, joined(line, o, p, bound), replaced(line, o, p, bound):
 					continue
 				case first[p.Queue] == nil && p.Queue != "" && p.Queue != o.Queue:
 					first[p.Queue] = p
@@ -41,6 +43,14 @@ func inOrderOfGrant(line []*Op) []*Op {
 	granted := slices.DeleteFunc(slices.Clone(line), func(o *Op) bool { return o.Got == 0 })
 	slices.SortStableFunc(granted, func(a, b *Op) int { return cmp.Compare(a.Got, b.Got) })
 	return granted
+}
+
+// replaced reports whether a request in front of o in its queue, of the other kind, had given up a moment before p was granted.
+func replaced(line []*Op, o, p *Op, bound time.Duration) bool {
+	return o.Queue != "" && slices.ContainsFunc(line, func(h *Op) bool {
+		since := p.Got - h.Ended
+		return h.Queue == o.Queue && h.writes() != o.writes() && h.Got == 0 && h.Ended != 0 && h.Asked <= o.Asked && since >= 0 && since <= int64(bound)
+	})
 }
 
 // joined reports whether p, a reader, joined a reader of the queue of o that stood before o, a writer.

@@ -46,15 +46,19 @@ func Acquire(ctx context.Context, c *acquisition.Config, keys *script.Keys, writ
 	if c.Ranks != nil {
 		w.since = c.Ranks.Next()
 	}
+	granted := false
+	defer func() {
+		if !granted { // also if a hook, a logger or a context panics
+			q.leave(c, keys)
+		}
+	}()
 	var err error
 	if try {
 		err = q.try(ctx, w)
 	} else {
 		err = q.acquire(ctx, w)
 	}
-	if err != nil {
-		q.leave(c, keys)
-	}
+	granted = err == nil
 	return err
 }
 
@@ -91,7 +95,7 @@ func (g *Grant) Supersede() { g.turn.acq.Supersede() }
 // Admits reports whether another lock can be nested in u, a lock of g.
 func (g *Grant) Admits(u acquisition.User) bool { return g.turn.acq.Admits(u) }
 
-// Usable returns nil, or an error that matches ErrUnlocked or ErrLockLost if u has ended.
+// Usable returns nil, or an error that matches ErrUnlocked, ErrLockLost or ErrRevoked if u has ended.
 func (g *Grant) Usable(u acquisition.User) error { return g.turn.acq.Usable(u) }
 
 // Nest nests u in outer, a lock of g.
@@ -125,43 +129,34 @@ func (g *Grant) Unlock(ctx context.Context, u acquisition.User) error {
 	}
 	last, next, err := g.unlock(u)
 	switch {
-	case err != nil:
-		return err
-	case last && next != nil:
+	case err == nil && last && next != nil:
 		go func() { t.queue.onAcquired(next, next.acq.Wait(context.Background())) }()
 		return t.acq.ReleaseBehind(ctx, &next.acq)
-	case last:
+	case err == nil && last:
 		return t.acq.Release(ctx)
 	}
 	t.queue.goOn(next)
-	return nil
+	return err
 }
 
-// unlock returns whether the acquisition is to be released, and which one is to be made.
+// unlock returns whether the acquisition is to be released, and which one is to be made, also with an error.
 func (g *Grant) unlock(u acquisition.User) (last bool, next *turn, err error) {
 	t, q := g.turn, g.turn.queue
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if g.locks > 1 {
-		if _, err := t.acq.Remove(u); err != nil {
-			return false, nil, err
-		}
-		g.locks--
-		return false, nil, nil
-	}
-	if err := t.acq.Has(u); err != nil {
+	if err := t.acq.Remove(u); err != nil { // if it was lost, Lost will be called
 		return false, nil, err
 	}
-	// The next ones join before u leaves: an acquisition without users is released.
+	g.locks--
+	if g.locks > 0 {
+		return false, nil, nil
+	}
 	g.end()
+	q.leave(t.acq.Config, t.acq.Keys)
 	now := clock.Now()
 	q.serve(now)
-	if last, err = t.acq.Remove(u); last || err != nil { // an error: it was lost, and Lost will be called
+	if last, err = t.acq.Close(); last {
 		q.drop(t)
-	}
-	if err == nil {
-		g.locks = 0
-		q.leave(t.acq.Config, t.acq.Keys)
 	}
 	q.endTurns(now)
 	return last, q.choose(now), err
@@ -195,15 +190,29 @@ func (g *Grant) Lost() {
 // Downgrade makes u, the only lock of g that writes, a read lock.
 func (g *Grant) Downgrade(ctx context.Context, u acquisition.User) error {
 	t, q := g.turn, g.turn.queue
-	err := t.acq.Downgrade(ctx, u)
 	if q == nil {
-		return err
+		return t.acq.Downgrade(ctx, u)
 	}
+	tell, next, err := g.becomeReader(u)
+	switch {
+	case err != nil:
+		return err
+	case next == nil:
+		return tell(ctx, nil)
+	}
+	go func() { q.onAcquired(next, next.acq.Wait(context.Background())) }()
+	return tell(ctx, &next.acq)
+}
+
+// becomeReader returns the call that tells the nodes, and which acquisition is to be made in front of that, since the process
+// holds the lock for writing no more.
+func (g *Grant) becomeReader(u acquisition.User) (tell func(context.Context, *acquisition.Acquisition) error, next *turn, err error) {
+	t, q := g.turn, g.turn.queue
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if g.write && g.locks > 0 && !t.acq.Writes() {
+	if tell, err = t.acq.BeginDowngrade(u); err == nil && g.write {
 		g.write, t.users, t.write = false, 1, false
-		q.goOn(q.update())
+		next = q.update()
 	}
-	return err
+	return tell, next, err
 }

@@ -26,12 +26,15 @@
 //	T7   An acquisition without users that may not serve the head is released at once; the head's acquire goes in front
 //	     (Grant.Unlock).
 //	T8   When its turn is over, a read acquisition keeps its readers, and a write acquisition that has only readers is
-//	     downgraded (queue.endTurns).
+//	     downgraded (queue.endTurns, queue.putAside).
 //	T9   A try is served if nobody waits, and fails without a call if it conflicts with a lock or a waiter of its queue;
 //	     else it asks Redis, and begins no turn (queue.try).
 //	T10  A token is the server's × 1024 + the number of the write lock under its acquisition (Grant.Token).
 //	T11  A loss ends all locks under an acquisition, and the queue goes on (Grant.Lost). The first error ends all waits
-//	     (queue.fail).
+//	     (queue.fail), unless Redis has acknowledged something that stands for them (queue.choose). A hook or a logger
+//	     that panics ends the wait of its own goroutine only (queue.abort).
+//	T12  A revoked acquisition ends all locks under it, as a loss does, or, if it waits, the wait of the head
+//	     (queue.onAcquired).
 //
 // # Mutexes
 //
@@ -41,8 +44,8 @@
 package localqueue
 
 import (
+	"cmp"
 	"context"
-	"fmt"
 	"sync"
 	"unique"
 
@@ -57,11 +60,13 @@ type queue struct {
 	requests int32 // how many it has; guarded by the mutex of queues
 
 	mu           sync.Mutex
-	acknowledged bool  // Redis has acknowledged a request since the queue was empty
+	acknowledged bool  // since somebody waits, Redis has acknowledged something that stands for those that wait
 	first        line  // the waiters of the class that goes first, by order of choice
 	rest         line  // the other waiters
 	pending      *turn // the acquisition that is made for the head; nil: none
-	turns        *turn // the acquisitions that are held, the newest first
+	turns        *turn // the acquisitions that are held and may serve, the newest first
+
+	spent map[*turn]struct{} // the others that are held: their turn is over, and they keep their readers
 }
 
 // acquire makes w wait until it is served, or will not be served, or ctx ends.
@@ -77,17 +82,40 @@ func (q *queue) acquire(ctx context.Context, w *waiter) error {
 		mine = nil
 	}
 	q.mu.Unlock()
-	if mine != nil { // w is the head, and asks for itself
-		err := mine.acq.Acquire(ctx)
-		if err != nil && ctx.Err() != nil {
-			q.giveUp(w)
-			if err != acquisition.ErrWaiting {
-				err = acquisition.ErrRetry // for the next one
-			}
+	returned := false
+	defer func() {
+		if !returned {
+			q.abort(w, mine)
 		}
-		q.onAcquired(mine, err)
+	}()
+	if mine != nil { // w is the head, and asks for itself
+		q.ask(ctx, w, mine)
+		mine = nil
 	}
-	return q.wait(ctx, w)
+	err := q.wait(ctx, w)
+	returned = true
+	return err
+}
+
+// ask makes an acquisition on the goroutine of w, the head.
+func (q *queue) ask(ctx context.Context, w *waiter, mine *turn) {
+	err := mine.acq.Acquire(ctx)
+	if err != nil && ctx.Err() != nil {
+		q.giveUp(w)
+		if err != acquisition.ErrWaiting {
+			err = acquisition.ErrRetry // for the next one
+		}
+	}
+	q.onAcquired(mine, err)
+}
+
+// abort ends the wait of w, whose goroutine ends because a hook or a logger has panicked. What w has asked for, unless that
+// is nil, has been abandoned, and another one is made for those that wait.
+func (q *queue) abort(w *waiter, mine *turn) {
+	q.giveUp(w)
+	if mine != nil {
+		q.onAcquired(mine, acquisition.ErrRetry)
+	}
 }
 
 // wait waits until w is served, or will not be served, or ctx ends.
@@ -125,12 +153,8 @@ func (q *queue) giveUp(w *waiter) {
 
 // try serves w at once or not at all. What it acquires begins no turn.
 func (q *queue) try(ctx context.Context, w *waiter) error {
-	refused, granted := q.tryLocally(w)
-	switch {
-	case granted:
-		return nil
-	case refused:
-		return fmt.Errorf("%w: %q", lockerr.ErrLock, w.keys.Name())
+	if granted, err := q.tryLocally(w); granted || err != nil {
+		return err
 	}
 	t := w.turn()
 	t.init(q, w, true)
@@ -139,10 +163,9 @@ func (q *queue) try(ctx context.Context, w *waiter) error {
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	q.acknowledged = true
-	t.next, q.turns = q.turns, t
+	q.push(t)
 	t.ends = clock.Always
-	granted = q.grant(t, w)
+	granted := q.grant(t, w)
 	q.goOn(q.update())
 	if !granted {
 		return acquisition.ErrRetry
@@ -150,9 +173,9 @@ func (q *queue) try(ctx context.Context, w *waiter) error {
 	return nil
 }
 
-// tryLocally grants w a lock if a turn allows it and nobody waits. It refuses w if a lock or a waiter of this process is
-// in the way. If neither, Redis is to be asked.
-func (q *queue) tryLocally(w *waiter) (refused, granted bool) {
+// tryLocally grants w a lock if a turn allows it and nobody waits. It refuses w, with an error, if a lock or a waiter of this
+// process is in the way. If neither, Redis is to be asked.
+func (q *queue) tryLocally(w *waiter) (granted bool, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	now := clock.Now()
@@ -162,21 +185,43 @@ func (q *queue) tryLocally(w *waiter) (refused, granted bool) {
 	}
 	if !waiting {
 		if t := q.turnFor(w, now); t != nil && q.grant(t, w) {
-			return false, true
+			return true, nil
 		}
 	}
 	excluded := waiting && (w.write || q.line(w) == &q.rest && (q.first.writes() || q.rest.writes()))
-	return excluded || q.conflicts(w, now), false
+	t := q.conflicting(w, now)
+	if t == nil && !excluded {
+		return false, nil
+	}
+	return false, q.heldBy(w, t)
 }
 
-// conflicts reports whether a lock of this process excludes w.
-func (q *queue) conflicts(w *waiter, now clock.Instant) bool {
+// conflicting returns an acquisition of this process whose locks exclude w, or nil.
+func (q *queue) conflicting(w *waiter, now clock.Instant) *turn {
 	for t := q.turns; t != nil; t = t.next {
 		if (t.users < 0 || w.write) && t.acq.Trusted(now) {
-			return true
+			return t
 		}
 	}
-	return false
+	for t := range q.spent {
+		if w.write && t.acq.Trusted(now) {
+			return t
+		}
+	}
+	return nil
+}
+
+// heldBy returns the error of a try that t excludes or, if that is nil, a waiter: the acquisition in the way is then the one
+// that waits in Redis for the head, or one whose turn the head waits for.
+func (q *queue) heldBy(w *waiter, t *turn) error {
+	if t == nil {
+		t = cmp.Or(q.pending, q.turns)
+	}
+	id := ""
+	if t != nil {
+		id = t.acq.CurrentID()
+	}
+	return acquisition.Held(w.keys.Name(), id)
 }
 
 // line is where w waits.
@@ -261,8 +306,12 @@ func (q *queue) grant(t *turn, w *waiter) bool {
 	return true
 }
 
+// push adds t to the acquisitions that are held.
+func (q *queue) push(t *turn) { t.next, q.turns = q.turns, t }
+
 // drop takes t out of the acquisitions that are held.
 func (q *queue) drop(t *turn) {
+	delete(q.spent, t)
 	for at := &q.turns; *at != nil; at = &(*at).next {
 		if *at == t {
 			*at = t.next
@@ -271,22 +320,34 @@ func (q *queue) drop(t *turn) {
 	}
 }
 
-// endTurns ends acquisitions that have no users, and downgrades those that have only readers when their turn is over, so
-// that readers of others may join them.
+// endTurns ends acquisitions that have no users, and puts those aside that have only readers when their turn is over. A
+// write acquisition is downgraded then, so that readers of others may join.
 func (q *queue) endTurns(now clock.Instant) {
 	for t := q.turns; t != nil; t = t.next {
 		switch {
 		case t.users == 0:
 			q.drop(t)
 			t.acq.Abandon()
-		case !t.write || t.users < 0:
-		case t.lasts(now):
+		case t.users < 0:
+		case !t.lasts(now):
+			q.putAside(t)
+		case t.write:
 			t.wake(now)
-		default:
-			t.write = false
-			t.acq.BecomeReader()
 		}
 	}
+}
+
+// putAside takes t, which has only readers and whose turn is over, out of those that every event looks at.
+func (q *queue) putAside(t *turn) {
+	if t.write {
+		t.write = false
+		t.acq.BecomeReader()
+	}
+	q.drop(t)
+	if q.spent == nil {
+		q.spent = map[*turn]struct{}{}
+	}
+	q.spent[t] = struct{}{}
 }
 
 // choose sees to it that an acquisition waits in Redis for the head, and for nobody else. While this process holds a write
@@ -299,11 +360,16 @@ func (q *queue) choose(now clock.Instant) *turn {
 			q.acknowledged = true
 		}
 	}
-	if w == nil || q.pending != nil {
+	if w == nil {
+		q.acknowledged = false
+		return nil
+	}
+	if q.pending != nil {
 		return nil
 	}
 	for t := q.turns; t != nil; t = t.next {
 		if t.write {
+			q.acknowledged = true
 			return nil
 		}
 	}
@@ -331,7 +397,12 @@ func (q *queue) onAcquired(t *turn, err error) {
 	case err == nil:
 		q.acknowledged = true
 		t.ends = clock.Never
-		t.next, q.turns = q.turns, t
+		q.push(t)
+	case lockerr.KindOf(err) == lockerr.ErrRevoked: // what waited for the head
+		q.acknowledged = true
+		if w := q.head(); w != nil {
+			q.end(w, err)
+		}
 	case err != acquisition.ErrRetry:
 		q.fail(err)
 	}

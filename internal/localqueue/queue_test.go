@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -132,6 +133,127 @@ func TestLostAcquisitionServesNobody(t *testing.T) {
 		synctest.Wait()
 		if err := reader.grant.Unlock(t.Context(), reader); err != nil || Len() != 0 {
 			t.Errorf("%v, and %d queues are left", err, Len())
+		}
+	})
+}
+
+// A nosyUser looks when it is granted the lock.
+type nosyUser struct {
+	caller
+	look func(g *Grant)
+}
+
+func (n *nosyUser) Granted(g *Grant, local bool) { n.look(g); n.caller.Granted(g, local) }
+
+// passOn has holder, a writer, unlock within the turn while next waits for the lock. It returns what becomes of both.
+func passOn(t *testing.T, holder *caller, next *nosyUser) (unlocked error, served chan error) {
+	_, rc := redistest.Mini(t)
+	c := newConfig(firstCome, rc)
+	keys, _ := script.NewKeys("x")
+	served = make(chan error, 1)
+	if err := Acquire(t.Context(), c, keys, true, false, holder); err != nil {
+		t.Fatal(err)
+	}
+	go func() { served <- Acquire(t.Context(), c, keys, true, false, next) }()
+	synctest.Wait()
+	return holder.grant.Unlock(context.Background(), holder), served
+}
+
+// T3: a writer has left the acquisition before the next one is granted it. So the next one is the only writer, and may
+// downgrade at once.
+func TestHolderHasLeftBeforeTheNextIsGranted(t *testing.T) {
+	redistest.MiniLocks(t)
+	synctest.Test(t, func(t *testing.T) {
+		defer time.Sleep(10 * time.Minute)
+		var left error
+		holder, next := &caller{}, &nosyUser{}
+		next.look = func(g *Grant) { left = g.turn.acq.Usable(holder) }
+		err, served := passOn(t, holder, next)
+		if err := errors.Join(err, <-served); err != nil {
+			t.Fatal(err)
+		}
+		if !errors.Is(left, lockerr.ErrUnlocked) {
+			t.Errorf("the holder was: %v, want it unlocked", left)
+		}
+		if err := errors.Join(next.grant.Downgrade(t.Context(), next), next.grant.Unlock(t.Context(), next)); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// T11: the acquisition is lost while its holder unlocks and the next one is about to be served. The queue goes on.
+func TestLossDuringAnUnlockIsNotTheEndOfTheQueue(t *testing.T) {
+	redistest.MiniLocks(t)
+	synctest.Test(t, func(t *testing.T) {
+		defer time.Sleep(10 * time.Minute)
+		next := &nosyUser{}
+		once := false
+		next.look = func(g *Grant) {
+			if once {
+				return
+			}
+			once = true
+			until := reflect.ValueOf(&g.turn.acq).Elem().FieldByName("until").Addr().UnsafePointer()
+			(*atomic.Int64)(until).Store(int64(clock.Now()))
+			go g.turn.acq.Usable(next) // on another goroutine, as the timer of the renewer does
+			for g.turn.acq.Trusted(clock.Always) {
+				runtime.Gosched()
+			}
+		}
+		err, served := passOn(t, &caller{}, next)
+		if !errors.Is(err, lockerr.ErrLockLost) {
+			t.Errorf("the unlock returns %v, want it lost", err)
+		}
+		time.Sleep(ttl)
+		select {
+		case err := <-served:
+			if err := errors.Join(err, next.grant.Unlock(t.Context(), next)); err != nil {
+				t.Error(err)
+			}
+		default:
+			t.Fatalf("the next one waits %v after the loss, want it served", ttl)
+		}
+		if Len() != 0 {
+			t.Errorf("%d queues are left", Len())
+		}
+	})
+}
+
+// What an event costs does not grow with the read acquisitions that are held: those whose turn is over are put aside.
+func TestEventsLookAtTheReadersOfATurnOnly(t *testing.T) {
+	redistest.MiniLocks(t)
+	synctest.Test(t, func(t *testing.T) {
+		defer time.Sleep(10 * time.Minute)
+		_, rc := redistest.Mini(t)
+		c := newConfig(firstCome, rc)
+		keys, _ := script.NewKeys("x")
+		var readers []*caller
+		for range 100 {
+			r := &caller{}
+			if err := Acquire(t.Context(), c, keys, false, false, r); err != nil {
+				t.Fatal(err)
+			}
+			readers = append(readers, r)
+			time.Sleep(2 * length)
+		}
+		q, n := readers[0].grant.turn.queue, 0
+		for t := q.turns; t != nil; t = t.next {
+			n++
+		}
+		if n > 1 || len(q.spent) < len(readers)-1 {
+			t.Errorf("%d acquisitions are looked at and %d are put aside, of %d", n, len(q.spent), len(readers))
+		}
+		writer := &caller{}
+		if err := Acquire(t.Context(), c, keys, true, true, writer); !errors.Is(err, lockerr.ErrLock) {
+			t.Errorf("a try to write beside the readers: %v", err)
+		}
+		for _, r := range readers {
+			if err := r.grant.Unlock(t.Context(), r); err != nil {
+				t.Error(err)
+			}
+		}
+		if len(q.spent) != 0 || q.turns != nil || Len() != 0 {
+			t.Errorf("%d acquisitions and %d queues are left", len(q.spent), Len())
 		}
 	})
 }

@@ -15,7 +15,7 @@ const MaxGrants = 1024
 type turn struct {
 	acq   acquisition.Acquisition
 	queue *queue // set once; nil: a request by itself, in strict order
-	next  *turn  // of those that are held
+	next  *turn  // of those that may serve
 
 	ends   clock.Instant // Never: it has been granted, and has served nobody
 	users  int32         // how many locks for reading there are under it; -1: one for writing

@@ -142,7 +142,30 @@ var mutants = []mutant{
 	{"the method of a context is called under the mutex", "reentry.go", "	defer owners.Unlock()\n	name := ",
 		"	defer owners.Unlock()\n	outer = m.outerOf(r)\n	name := ", scenario("TestForeignCodeMayCallTheLibrary/contexts")},
 	{"the text of an error is read under the mutex", "internal/lockerr/lockerr.go", "c := caused{ErrRedis, readOnce(cause), 0}", "c := caused{ErrRedis, cause, 0}", scenario("TestErrorsOfTheClientMayCallTheLibrary")},
-	{"the first unlock releases the acquisition", "internal/acquisition/shared.go", "	if a.users.none() {\n", "	if true {\n", sim},
+	{"the first unlock releases the acquisition", "internal/acquisition/shared.go", "	case !a.users.none():\n", "	case false:\n", sim},
+
+	{"a refused try names a waiter where a writer holds", "lua/lib/acquire.lua", "		return call('GET', HOLDER)\n", "		return string.sub(call('ZRANGE', INTENTS, '0', '0')[1] or '', 2)\n", model},
+	{"a try that is refused in its process names nobody", "internal/localqueue/queue.go", "		id = t.acq.CurrentID()\n", "", scenario("TestRefusedTryNamesWhoIsInTheWay")},
+
+	{"the time to wait bounds the lock", "lock.go", "context.WithCancelCause(r.ctx)", "context.WithCancelCause(r.until)", scenario("TestWaitBoundsTheWaitAndNotTheLock")},
+
+	{"a panic leaves the lock", "lock.go", "		if !returned {\n", "		if !returned && false {\n", scenario("TestDoUnlocksAfterAPanic")},
+
+	// Inspecting.
+	{"inspecting shows waiters whose lease has ended", "lua/inspect.lua", "	if ms > 0 and #waiters", "	if #waiters", model},
+	{"inspecting counts waiters whose lease has ended", "lua/inspect.lua", "		waiting = waiting - 1\n", "", model},
+	{"inspecting takes out who has ended", "lua/inspect.lua", "local most = format", "if #ended > 0 then\n	call('ZREM', LEASES, unpack(ended))\nend\nlocal most = format", model},
+	{"a node of several makes the conclusion", "inspect.go", "		if len(ps) < majority {\n", "		if len(ps) < 1 {\n", scenario("TestInspectOfSeveralNodesShowsWhatTheMajoritySays")},
+
+	// Revoking.
+	{"a revocation hands nothing on", "lua/revoke.lua", "drop()\nhand_on()\n", "drop()\n", model},
+	{"a revocation tells nobody", "lua/revoke.lua", "		send(mailbox, 'revoked ' .. number)\n", "", model},
+	{"a revoked id may acquire again", "lua/revoke.lua", "	call('ZADD', LEASES, format('%d', now + TOMBSTONE), '-' .. id)\n", "", model},
+	{"whoever holds is revoked", "lua/revoke.lua", "if writer and belongs(writer) then", "if writer then", model},
+	{"a revocation knows one id of several", "lua/revoke.lua", "string.match(score and ID or '', OF_ONE)", "string.match('', OF_ONE)", scenario("TestRevokeOnSeveralNodesFindsAllIDs")},
+	{"a message does not end a lock", "internal/node/renewer.go", "			go l.owner.OnExpired(lockerr.ErrRevoked) // it calls foreign code\n", "", scenario("TestRevokedLockEndsAtOnceAndIsHandedOn")},
+	{"a renewal does not tell that the id was revoked", "internal/node/renewer.go", "			why = lockerr.ErrRevoked\n", "", scenario("TestRevocationIsLearnedAtTheNextRenewal")},
+	{"a revoked waiter ends all waits of its queue", "internal/localqueue/queue.go", "	case lockerr.KindOf(err) == lockerr.ErrRevoked:", "	case false:", scenario("TestRevokedWaiterIsTheHeadOfItsQueue")},
 
 	// Turns.
 	{"requests with another TTL share a queue", "internal/acquisition/config.go", `strings.Join(names, " "), c.TTL, c.Drift`, `strings.Join(names, " "), 0, 0`, scenario("TestEqualRequestsShareAQueue")},
@@ -157,9 +180,9 @@ var mutants = []mutant{
 	{"a lost acquisition still serves", "internal/acquisition/acquisition.go", "	case a.state != held, outer", "	case a.state == pending, outer", checker{"./internal/localqueue", "^TestLostAcquisitionServesNobody$", nil}},
 	{"the age is forgotten", "internal/localqueue/turn.go", "	t.acq.Since = w.since\n", "", scenario("TestAgeRestoresThePlace")},
 	{"the waiter of a head that gave up stays", "internal/localqueue/queue.go", "if p != nil && (w == nil || w.write != p.write) {", "if false {", scenario("TestWaiterInRedisOutlivesItsHead")},
-	{"a process waits in Redis for what it holds", "internal/localqueue/queue.go", "		if t.write {\n			return nil\n", "		if t.write {\n			break\n", scenario("TestOneWaiterInRedisForAProcess")},
+	{"a process waits in Redis for what it holds", "internal/localqueue/queue.go", "			q.acknowledged = true\n			return nil\n", "			q.acknowledged = true\n			break\n", scenario("TestOneWaiterInRedisForAProcess")},
 	{"the release goes in front of the acquire", "internal/acquisition/shared.go", "	if front == nil || !front.begin() {\n", "	if front != nil {\n		defer func() { go front.acquire(context.Background()) }()\n	}\n	if true {\n", scenario("TestAgeRestoresThePlace")},
-	{"a write acquisition with readers only is not downgraded", "internal/localqueue/queue.go", "			t.acq.BecomeReader()\n", "", scenario("TestWriteAcquisitionWithReadersIsDowngraded")},
+	{"a write acquisition with readers only is not downgraded", "internal/localqueue/queue.go", "		t.acq.BecomeReader()\n", "", scenario("TestWriteAcquisitionWithReadersIsDowngraded")},
 	{"nobody looks when a turn is over", "internal/localqueue/queue.go", "			t.wake(now)\n", "", scenario("TestWriteAcquisitionWithReadersIsDowngraded")},
 	{"an unused acquisition is kept", "internal/localqueue/queue.go", "		case t.users == 0:\n			q.drop(t)\n			t.acq.Abandon()\n", "", checker{"./internal/localqueue", "^TestGrantThatServesNobodyIsNotKept$", nil}},
 	{"a try is refused for a reader that is being acquired", "internal/localqueue/queue.go", "(w.write || q.line(w) == &q.rest && (q.first.writes() || q.rest.writes()))", "true", scenario("TestTryIsNotRefusedForAReaderThatIsBeingAcquired")},
@@ -167,6 +190,16 @@ var mutants = []mutant{
 	{"a try begins a turn", "internal/localqueue/queue.go", "	t.ends = clock.Always\n", "	t.ends = clock.Never\n", scenario("TestTryIsServedLocallyOrFailsWithoutACall")},
 	{"an error ends one wait", "internal/localqueue/queue.go", "		q.end(w, err)\n	}\n", "		q.end(w, err)\n		return\n	}\n", scenario("TestFirstErrorEndsAllWaits")},
 	{"a queue that Redis has acknowledged ends with an error", "internal/localqueue/queue.go", "	t.acq.Share(q.acknowledged)\n", "	t.acq.Share(false)\n", scenario("TestQueueOutlivesErrors")},
+	{"the head's panic stops the queue", "internal/localqueue/queue.go", "			q.abort(w, mine)\n", "", scenario("TestQueueGoesOnAfterAPanic|TestOthersAreServedWhenTheHeadPanics")},
+	{"an acquire whose hook has panicked is not abandoned", "internal/acquisition/acquisition.go", "		if !returned {\n			a.Abandon()\n", "		if !returned && false {\n			a.Abandon()\n", scenario("TestQueueGoesOnAfterAPanic")},
+	{"a panic in a release drops the acquire in front of it", "internal/node/call.go", "			if !answered {\n", "			if !answered && false {\n", scenario("TestQueueGoesOnAfterAPanic")},
+	{"a loss during an unlock drops the next acquisition", "internal/localqueue/grant.go", "	t.queue.goOn(next)\n	return err\n", "	if err == nil {\n		t.queue.goOn(next)\n	}\n	return err\n", checker{"./internal/localqueue", "^TestLossDuringAnUnlockIsNotTheEndOfTheQueue$", nil}},
+	{"a holder leaves after the next one is granted", "internal/localqueue/grant.go", "	if err := t.acq.Remove(u); err != nil { //", "	if g.locks == 1 {\n		g.end()\n		q.serve(clock.Now())\n	}\n	if err := t.acq.Remove(u); err != nil { //", checker{"./internal/localqueue", "^TestHolderHasLeftBeforeTheNextIsGranted$", nil}},
+	{"a release goes behind the acquire for another node", "internal/acquisition/shared.go", "a.parts[slices.Index(a.Config.Nodes, n)]", "a.parts[len(a.parts)-1-slices.Index(a.Config.Nodes, n)]", scenario("TestQueueIsSharedWhateverTheOrderOfTheNodes")},
+	{"a holder's acknowledgement is the waiters'", "internal/localqueue/queue.go", "		q.acknowledged = false\n		return nil\n", "		return nil\n", scenario("TestFirstErrorIsReturnedWhileOthersHold")},
+	{"the acquire in front of a release has no source", "internal/node/call.go", "first.WithSource()", "first", scenario("TestAcquireGoesInFrontOfTheReleaseWithoutItsScript")},
+	{"every event looks at all readers", "internal/localqueue/queue.go", "			q.putAside(t)\n", "			if t.write {\n				t.write = false\n				t.acq.BecomeReader()\n			}\n", checker{"./internal/localqueue", "^TestEventsLookAtTheReadersOfATurnOnly$", nil}},
+	{"a read lock of a write acquisition admits a write lock", "internal/localqueue/grant.go", "	if write && !g.write && g.locks > 0 {", "	if false {", scenario("TestReaderOfAWriteAcquisitionCannotWrite")},
 	{"a queue is not forgotten", "internal/localqueue/queue.go", "	if q.requests == 0 {\n", "	if false {\n", scenario("TestQueuesComeAndGo")},
 
 	// The seams between the packages.

@@ -7,11 +7,15 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redismutex/redismutex/internal/clock"
+	"github.com/redismutex/redismutex/internal/lockerr"
 	"github.com/redismutex/redismutex/internal/script"
 )
 
 // ErrInterrupted is returned by a call whose context has ended. The call itself goes on.
 var ErrInterrupted = errors.New("interrupted")
+
+// errPanicked is the error of a call that may have been sent: a hook of the client has panicked, or has ended the goroutine.
+var errPanicked = lockerr.Redis(errors.New("a hook of the client has panicked"))
 
 // Call is Run, but returns ErrInterrupted as soon as ctx ends, while the call goes on by itself: a context does not
 // interrupt go-redis in a read. When the call has ended it frees its place in the limiter.
@@ -20,10 +24,10 @@ func (n *Node) Call(ctx context.Context, ttl time.Duration, c script.Command, pl
 		defer place.Free()
 		return n.Run(ctx, ttl, c)
 	}
-	return n.await(ctx, func() (script.Reply, error) {
+	return await(ctx, n, func() (script.Reply, error) {
 		defer place.Free()
 		sent := ctx
-		if c.Script == script.Unlock {
+		if c.Releases() {
 			sent = context.WithoutCancel(ctx) // a release is sent in any case
 		}
 		return n.Run(sent, ttl, c)
@@ -31,36 +35,66 @@ func (n *Node) Call(ctx context.Context, ttl time.Duration, c script.Command, pl
 }
 
 // CallBoth makes two calls in one round trip, in that order. The second one is as Call makes it; onFirst takes the answer
-// to the first one before anything of the second is known.
+// to the first one before anything of the second is known. The first one is sent with its source: if the server did not
+// know the script, the second one would be made without it. The second one is a release or a downgrade.
 func (n *Node) CallBoth(ctx context.Context, ttl time.Duration, first script.Command, onFirst func(script.Reply, error), second script.Command, place Place) (script.Reply, error) {
 	sent := context.WithoutCancel(ctx)
 	both := func() (script.Reply, error) {
-		calls := []*call{{command: first}, {command: second}}
+		defer place.Free()
+		answered := false
+		defer func() {
+			if !answered {
+				onFirst(script.Reply{}, errPanicked)
+			}
+		}()
+		calls := []*call{{command: first.WithSource()}, {command: second}}
 		n.runAll(sent, calls)
 		a, b := calls[0], calls[1]
 		if a.err == nil && a.reply.More {
 			n.Mailbox.Deliver(a.reply.Grants)
 			a.reply, a.err = n.Run(sent, ttl, first)
 		}
+		answered = true
 		onFirst(a.reply, a.err)
 		n.Mailbox.Deliver(a.reply.Grants)
 		n.Mailbox.Deliver(b.reply.Grants)
 		if b.err == nil && b.reply.More {
-			_, _ = n.Run(sent, ttl, second) // it has been released; the rest is handed on
+			_, _ = n.Run(sent, ttl, second) // it has been done; the rest is handed on
 		}
-		place.Free()
 		return b.reply, b.err
 	}
 	if ctx.Done() == nil {
 		return both()
 	}
-	return n.await(ctx, both)
+	return await(ctx, n, both)
+}
+
+// Inspect returns what the node says of the lock with these keys. It waits for a place among the releases, not behind the
+// crowd that it may be asked about, and returns ErrInterrupted as soon as ctx ends.
+func (n *Node) Inspect(ctx context.Context, keys *script.Keys) (script.Inspection, error) {
+	place := n.Limiter.Releases
+	if err := n.Admit(ctx, place, 0); err != nil {
+		return script.Inspection{}, err
+	}
+	return await(ctx, n, func() (script.Inspection, error) {
+		defer place.Free()
+		return script.ParseInspection(n.eval(ctx, keys.Inspect()))
+	})
+}
+
+// Revoke is Call for a revocation. Like an inspection it does not wait behind a crowd of acquires.
+func (n *Node) Revoke(ctx context.Context, ttl time.Duration, c script.Command) (script.Reply, error) {
+	place := n.Limiter.Releases
+	if err := n.Admit(ctx, place, 0); err != nil {
+		return script.Reply{}, err
+	}
+	return n.Call(ctx, ttl, c, place)
 }
 
 // await runs a call that frees its own place, and returns ErrInterrupted as soon as ctx ends.
-func (n *Node) await(ctx context.Context, f func() (script.Reply, error)) (script.Reply, error) {
+func await[T any](ctx context.Context, n *Node, f func() (T, error)) (none T, _ error) {
 	type answer struct {
-		reply script.Reply
+		reply T
 		err   error
 	}
 	answers := make(chan answer, 1)
@@ -72,11 +106,11 @@ func (n *Node) await(ctx context.Context, f func() (script.Reply, error)) (scrip
 	case a := <-answers:
 		if a.err != nil && hasEnded(ctx) {
 			<-ctx.Done()
-			return script.Reply{}, ErrInterrupted
+			return none, ErrInterrupted
 		}
 		return a.reply, a.err
 	case <-ctx.Done():
-		return script.Reply{}, ErrInterrupted
+		return none, ErrInterrupted
 	}
 }
 
@@ -105,7 +139,7 @@ func (n *Node) Run(ctx context.Context, ttl time.Duration, c script.Command) (sc
 		next, err = c.Script.Parse(n.eval(ctx, c))
 		more = next.More
 		n.Mailbox.Deliver(next.Grants)
-		if c.Script != script.Unlock {
+		if !c.Releases() {
 			r = next
 		} else if err != nil {
 			return r, nil // it has been released; renewals hand on the rest

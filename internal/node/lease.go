@@ -77,9 +77,19 @@ type Lease struct {
 	Tombstone bool
 }
 
-// Init makes l the lease of a new id on a node.
-func (l *Lease) Init(owner Owner, n *Node, write bool) {
-	l.owner, l.box, l.number, l.Write, l.before = owner, n.Mailbox, n.ids.Add(1), write, clock.Always
+// Init makes l the lease of a new id on a node. The number of the id is one of NewNumber's or comes from NextID.
+func (l *Lease) Init(owner Owner, n *Node, number uint64, write bool) {
+	l.owner, l.box, l.number, l.Write, l.before = owner, n.Mailbox, number, write, clock.Always
+	n.lastID.Store(number)
+}
+
+// NextID returns the number for another id of the same acquisition on the same node. Few need a thousand: from then on it
+// is that of an acquisition of its own.
+func (l *Lease) NextID() uint64 {
+	if next := l.number + 1; next%idsEach != 0 {
+		return next
+	}
+	return NewNumber()
 }
 
 // ID returns the id: "<mailbox>:<n>".

@@ -87,6 +87,34 @@ func safe(name string) string {
 	return string(b)
 }
 
+// An id is "<mailbox>:<n>". The numbers of an acquisition are those of one thousand: each node has one of them at a time, the
+// first one or, where that was given up, a later one. So the ids that an acquisition has on several nodes are known to belong
+// together, whatever their mailboxes are.
+const idsEach = 1000
+
+var acquisitions atomic.Uint64
+
+// NewNumber returns the number for the first ids of an acquisition.
+func NewNumber() uint64 { return acquisitions.Add(1) * idsEach }
+
+// AcquisitionOf returns what the ids of one acquisition on all nodes have in common, and no other id has.
+func AcquisitionOf(id string) string {
+	mailbox, n := cut(id, ':')
+	process, _ := cut(mailbox, '.')
+	if process == "" || len(n) <= len("000") {
+		return id
+	}
+	return process + ":" + n[:len(n)-len("000")]
+}
+
+func cut(s string, last byte) (before, after string) {
+	i := strings.LastIndexByte(s, last)
+	if i < 0 {
+		return "", s
+	}
+	return s[:i], s[i+1:]
+}
+
 // ProcessOf returns the name of the process to which an id belongs: what SetProcessName gave it, or "<host>/<pid>". It
 // returns "" for an id without a name, as older versions use.
 func ProcessOf(id string) string {

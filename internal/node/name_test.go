@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/redismutex/redismutex/internal/lockerr"
+	"github.com/redismutex/redismutex/internal/mailbox"
 )
 
 // What an operator finds in Redis names a process: its host and pid, or the name that it was given.
@@ -79,5 +80,35 @@ func TestProcessNameDoesNotChange(t *testing.T) {
 	name := p.get()
 	if err := p.set("late"); !errors.Is(err, lockerr.ErrInvalid) || p.get() != name {
 		t.Errorf("a name that is in use was set: %v, and is %q", err, p.get())
+	}
+}
+
+// The ids of an acquisition on several nodes belong together, and no others do.
+func TestIDsOfOneAcquisitionBelongTogether(t *testing.T) {
+	first, number := &Node{Mailbox: mailbox.New(nil, "redismutex:h/1/abc.1", nil)}, NewNumber()
+	second := &Node{Mailbox: mailbox.New(nil, "redismutex:h/1/abc.22", nil)}
+	var a, b, other Lease
+	a.Init(nil, first, number, true)
+	b.Init(nil, second, number, true)
+	seen := map[string]bool{a.ID(): true}
+	for range idsEach - 1 {
+		id := b.ID()
+		if AcquisitionOf(id) != AcquisitionOf(a.ID()) || seen[id] {
+			t.Fatalf("%q and %q are not two ids of one acquisition", a.ID(), id)
+		}
+		seen[id] = true
+		b.Init(nil, second, b.NextID(), true)
+	}
+	b.Init(nil, second, b.NextID(), true) // the thousandth
+	other.Init(nil, first, NewNumber(), true)
+	for _, id := range []string{b.ID(), other.ID(), strings.Replace(a.ID(), "abc", "abd", 1), strings.Replace(a.ID(), "/1/", "/2/", 1)} {
+		if AcquisitionOf(id) == AcquisitionOf(a.ID()) || seen[id] {
+			t.Errorf("%q is taken for an id of the acquisition that has %q", id, a.ID())
+		}
+	}
+	for _, id := range []string{"", "x", "x:1000", "redismutex:h/1/abc.1:7"} {
+		if got := AcquisitionOf(id); got != id {
+			t.Errorf("%q: got %q", id, got)
+		}
 	}
 }

@@ -39,7 +39,7 @@ type Node struct {
 	pipeline   func() redis.Pipeliner                   // nil: the client has none
 	sharded    bool                                     // its calls go to several servers
 	resend     time.Duration                            // a call that took as long may have been sent twice
-	ids        atomic.Uint64
+	lastID     atomic.Uint64
 	mute       atomic.Bool // PUBLISH is refused
 	configSeen atomic.Bool // the server's settings have been looked at
 	workers    workers
@@ -102,7 +102,7 @@ func newNode(rc redis.Scripter) *Node {
 	if _, ring := rc.(*redis.Ring); ring {
 		sub = nil
 	}
-	n.Mailbox = mailbox.New(sub, ChannelPrefix+process.get()+"."+strconv.FormatUint(mailboxes.Add(1), 10))
+	n.Mailbox = mailbox.New(sub, ChannelPrefix+process.get()+"."+strconv.FormatUint(mailboxes.Add(1), 10), n.Renewer.onRevoked)
 	n.Renewer.node = n
 	n.Limiter = newLimiter(rc)
 	n.Requests = semaphore.NewWeighted(int64(connections(rc)))
@@ -111,7 +111,7 @@ func newNode(rc redis.Scripter) *Node {
 }
 
 // LastID is the number of the newest id.
-func (n *Node) LastID() uint64 { return n.ids.Load() }
+func (n *Node) LastID() uint64 { return n.lastID.Load() }
 
 // resendAfter is the shortest time after which rc sends a command again whose reply was lost: its first back-off.
 func resendAfter(rc redis.Scripter) time.Duration {
