@@ -178,6 +178,27 @@ func TestTraceTellsOfNodesThatAreDownAndUp(t *testing.T) {
 	})
 }
 
+// A call with WithWait is one call, though it tries once more when its time is over. A lock that is revoked has ended.
+func TestTraceTellsOfBoundedWaitsAndOfRevocations(t *testing.T) {
+	inBubble(t, func(w *world) {
+		s := newStory()
+		m, other := NewMutex(w.client(nil), "x", WithTrace(&s.Trace)), NewMutex(w.client(nil), "x")
+		holder := w.lock(other, true)
+		_, err := m.LockContext(w.Context(), WithWait(time.Second))
+		s.told(t, "x: writer waits, local false", "x: writer failed: "+err.Error())
+		w.unlock(holder)
+		l := w.lock(m, true)
+		if err := other.Revoke(w.Context(), l.ID()); err != nil {
+			t.Fatal(err)
+		}
+		<-l.Done()
+		s.told(t, "x: writer granted by reply after 0s", "x: writer ended after 0s: "+context.Cause(l).Error())
+		if !errors.Is(context.Cause(l), ErrRevoked) {
+			t.Errorf("it ended with %v, want ErrRevoked", context.Cause(l))
+		}
+	})
+}
+
 // A Trace hears of every lock once, in order, though the lock is lost before the call has returned it.
 func TestTraceTellsTheGrantBeforeTheEnd(t *testing.T) {
 	s := newStory()
