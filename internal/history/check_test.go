@@ -181,6 +181,8 @@ func TestTurns(t *testing.T) {
 		{"overtaking by two, for a turn each", []history.Op{in("p", asked(write("a", 90, 95, 3), 10)), in("q", asked(write("b", 30, 40, 1), 20)), in("r", asked(write("c", 66, 70, 2), 20))}, ""},
 		{"a reader joins the readers of the process in front", []history.Op{in("p", asked(read("a", 30, 40), 5)), in("p", asked(write("b", 90, 95, 3), 10)), asked(read("c", 31, 60), 20)}, ""},
 		{"a reader joins them late", []history.Op{in("p", asked(read("a", 30, 40), 5)), in("p", asked(write("b", 90, 95, 3), 10)), asked(read("c", 36, 60), 20)}, "by c"},
+		{"a reader joins a reader that gives up as it is granted the lock", []history.Op{in("p", history.Op{Client: "a", Key: "k", Kind: history.Read, Asked: 5, Ended: 32}), in("p", asked(write("b", 90, 95, 3), 10)), asked(read("c", 31, 60), 20)}, ""},
+		{"a reader passes one that gives up later", []history.Op{in("p", history.Op{Client: "a", Key: "k", Kind: history.Read, Asked: 5, Ended: 37}), in("p", asked(write("b", 90, 95, 3), 10)), asked(read("c", 31, 60), 20)}, "by c"},
 		{"the head, of the other kind, gave up a moment before", []history.Op{in("p", history.Op{Client: "h", Key: "k", Kind: history.Write, Asked: 5, Ended: 28}), in("p", asked(read("a", 40, 50), 10)), asked(write("b", 30, 40, 1), 20)}, ""},
 		{"the head, of the other kind, gave up before that", []history.Op{in("p", history.Op{Client: "h", Key: "k", Kind: history.Write, Asked: 5, Ended: 24}), in("p", asked(read("a", 40, 50), 10)), asked(write("b", 30, 40, 1), 20)}, "by b"},
 		{"the head, of the same kind, gave up a moment before", []history.Op{in("p", history.Op{Client: "h", Key: "k", Kind: history.Read, Asked: 5, Ended: 28}), in("p", asked(read("a", 40, 50), 10)), asked(write("b", 30, 40, 1), 20)}, "by b"},

@@ -12,7 +12,8 @@ import (
 // granted the lock first, except that
 //
 //   - operations of one other Queue may overtake it in one turn: in no longer a time than that, and bound;
-//   - a reader may overtake a writer that stands behind a reader of its own Queue, and join that one;
+//   - a reader may overtake a writer that stands behind a reader of its own Queue, and join that one, also if that one gives
+//     up as it is granted the lock;
 //   - anybody may overtake it within bound after the head of its Queue, of the other kind, has given up: what the head has
 //     asked for is replaced, and the acquire for the next one is under way.
 func Turns(ops []Op, bound, turn time.Duration) error {
@@ -59,8 +60,9 @@ func joined(line []*Op, o, p *Op, bound time.Duration) bool {
 		return false
 	}
 	for _, r := range line {
-		apart := r.Got - p.Got
-		if r.Queue == o.Queue && !r.writes() && r.Asked <= o.Asked && r.Got != 0 && max(apart, -apart) <= int64(bound) {
+		over := cmp.Or(r.Got, r.Ended) // its wait
+		apart := over - p.Got
+		if r.Queue == o.Queue && !r.writes() && r.Asked <= o.Asked && over != 0 && max(apart, -apart) <= int64(bound) {
 			return true
 		}
 	}
