@@ -45,10 +45,11 @@ type panickingHook struct{ command, pipeline atomic.Bool }
 func (h *panickingHook) DialHook(next redis.DialHook) redis.DialHook { return next }
 func (h *panickingHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, c redis.Cmder) error {
+		err := next(ctx, c) // the server has done it
 		if strings.HasPrefix(c.Name(), "eval") && h.command.CompareAndSwap(true, false) {
 			panic("hook")
 		}
-		return next(ctx, c)
+		return err
 	}
 }
 func (h *panickingHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
