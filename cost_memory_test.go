@@ -10,17 +10,26 @@ import (
 	"math"
 	"runtime"
 	"testing"
+	"time"
 
 	"github.com/redismutex/redismutex/internal/redistest"
 )
 
-// The 19 allocations of Lock and Unlock of a write lock are: the request, the Lock, its queue with the acquisition, its wait,
-// its id (2), its context (2), the arguments of two calls (2); and in go-redis two commands (2), the check of the connection
-// before each (6), and the token in the reply.
+// The 19 allocations of Lock and Unlock of a write lock are: the Lock, what the library keeps of it, its queue with the
+// acquisition, its wait, its id in two calls (2), its context (2), the arguments of these calls (2); and in go-redis two
+// commands (2), the check of the connection before each (6), and the token in the reply.
 func TestAllocationsOfAnUncontendedLock(t *testing.T) {
 	ctx := context.Background()
-	m := NewMutex(redistest.Start(t).Client(t), "x")
-	for _, write := range []bool{true, false} {
+	rc := redistest.Start(t).Client(t)
+	for _, c := range []struct {
+		write bool
+		m     *RWMutex
+	}{
+		{true, NewMutex(rc, "x")},
+		{false, NewMutex(rc, "x")},
+		{true, NewMutex(rc, "x", WithTrace(new(Trace)))}, // whoever is told nothing pays nothing
+	} {
+		m, write := c.m, c.write
 		lock := m.RLockContext
 		if write {
 			lock = m.LockContext
@@ -39,10 +48,11 @@ func TestAllocationsOfAnUncontendedLock(t *testing.T) {
 	}
 }
 
-// A held lock has no goroutine and no timer of its own, and takes at most 768 bytes.
+// A held lock has no goroutine and no timer of its own, and takes at most 768 bytes, also when it has been renewed and the
+// garbage collector watches it.
 func TestHeldLockIsSmall(t *testing.T) {
 	const n = 2000
-	m := NewMutex(redistest.Start(t).Client(t), "x")
+	m := NewMutex(redistest.Start(t).Client(t), "x", WithTTL(time.Minute))
 	locks, names := make([]*Lock, n), make([]LockOption, n)
 	for i := range names {
 		names[i] = WithKey(fmt.Sprint(i))
@@ -68,6 +78,9 @@ func TestHeldLockIsSmall(t *testing.T) {
 	for range 5 { // what else is allocated meanwhile only adds to it
 		goroutines, bytes := runtime.NumGoroutine(), liveBytes()
 		hold()
+		for _, l := range locks {
+			(*user)(l).Watch() // as the first renewal does; that would open more connections
+		}
 		perLock = min(perLock, (liveBytes()-bytes)/n)
 		if more := runtime.NumGoroutine() - goroutines; more > 0 {
 			t.Errorf("%d more goroutines for %d held locks, want none", more, n)

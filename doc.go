@@ -16,6 +16,9 @@
 // itself: its lock is granted at once, nested in the outer one. A writer can
 // become a reader with no other writer in between: see [Lock.Downgrade].
 //
+// [RWMutex.Inspect] tells who holds a lock and who waits for it, and
+// [RWMutex.Revoke] ends an acquisition by its id.
+//
 // # Promises
 //
 //  1. Exclusion. At every instant of the server a lock has one writer, or any
@@ -45,9 +48,9 @@
 //     token counter, which expires after a day.
 //  9. Tokens rise. Each write lock carries a fencing token greater than every
 //     token before it on that key: see [Lock.Token].
-//  10. Why. An error tells what happened: the lock is held by others, lost or
-//     unlocked; the caller's context has ended; Redis failed; or the input is
-//     bad. No error is swallowed, and no two of these look the same to
+//  10. Why. An error tells what happened: the lock is held by others, lost,
+//     revoked or unlocked; the caller's context has ended; Redis failed; or the
+//     input is bad. No error is swallowed, and no two of these look the same to
 //     [errors.Is].
 //
 // # Where they end
@@ -83,13 +86,14 @@
 // # How it works
 //
 // Four Lua scripts, lock, rlock, refresh and unlock, acquire a lock for writing
-// or reading, renew it and release it. All keys of a lock are in one hash slot.
+// or reading, renew it and release it. Two more, inspect and revoke, serve an
+// operator. All keys of a lock are in one hash slot.
 //
 // A release hands the lock to the next in the queue within the script, and
 // publishes the grant to the mailbox of the process concerned, unless that is the
 // process that releases. A mailbox is a Pub/Sub channel. All mutexes on a client
-// share one, and it is open only while somebody waits and for a few seconds
-// after.
+// share one, and it is open only while somebody waits, or a lock is held for
+// longer than half its TTL, and for a few seconds after.
 //
 // Goroutines of one process take turns: a process that is granted the lock
 // passes it on among its own goroutines, without a call, until its turn is over
@@ -102,6 +106,9 @@
 // at about the same time share a round trip. An uncontended Lock and Unlock is
 // two commands. A lock that is held has neither a goroutine nor a timer of its
 // own.
+//
+// [WithTrace] has functions told of waits, grants, renewals and ends, for metrics and spans: the module
+// github.com/redismutex/redismutex/otel makes OpenTelemetry's of them.
 //
 // With several nodes the same scripts run on each of them at once, and each
 // request has the same rank on all of them. A waiter that holds some nodes but no

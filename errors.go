@@ -7,12 +7,18 @@ import "github.com/redismutex/redismutex/internal/lockerr"
 // which no majority answers, and some refuse, matches ErrRedis and ErrLock. If a majority answers, the error is ErrLock
 // alone, and still wraps the network errors of the other nodes.
 var (
-	// ErrLock is returned by a try when others hold the lock or wait for it.
+	// ErrLock is returned by a try, or when the time of [WithWait] is over, if others hold the lock or wait for it. The error is a [HeldError], which names them.
 	ErrLock = lockerr.ErrLock
 
 	// ErrLockLost is returned when a lock ended before its Unlock: it could not be renewed within its lease, or the server
 	// does not know it any more. Others may hold the lock.
 	ErrLockLost = lockerr.ErrLockLost
+
+	// ErrRevoked is returned when a lock, or the wait for one, was ended by [RWMutex.Revoke]. Others may hold the lock.
+	ErrRevoked = lockerr.ErrRevoked
+
+	// ErrNoSuchID is returned by [RWMutex.Revoke] when the id neither holds the lock nor waits for it.
+	ErrNoSuchID = lockerr.ErrNoSuchID
 
 	// ErrUnlocked is returned when a lock has been unlocked.
 	ErrUnlocked = lockerr.ErrUnlocked
@@ -34,3 +40,7 @@ var (
 	// ErrInvalid is returned for a bad argument: a nil client, a name from which no key can be formed, a TTL out of range.
 	ErrInvalid = lockerr.ErrInvalid
 )
+
+// A HeldError is what a try returns, or a wait that has run out ([WithWait]), if others are in the way: it names one of them. It matches [ErrLock]. With several nodes
+// it is one of the errors that the error wraps, one for each node that refused: [errors.As] finds the first.
+type HeldError = lockerr.HeldError

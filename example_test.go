@@ -57,6 +57,27 @@ func ExampleNewRedlock() {
 	// Output: held: report <nil>
 }
 
+// A call that is refused can say whom to ask.
+func ExampleHeldError() {
+	rc, stop := startRedis()
+	defer stop()
+	mutex := redismutex.NewMutex(rc, "report")
+	ctx := context.Background()
+	lock, err := mutex.LockContext(ctx)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	defer lock.Unlock()
+
+	_, err = mutex.TryLockContext(ctx)
+	var held *redismutex.HeldError
+	if errors.As(err, &held) { // held.Process is "<host>/<pid>"
+		fmt.Println(held.Key, "is held by", held.Holder == lock.ID())
+	}
+	// Output: report is held by true
+}
+
 // The cause of a lock's context is the reason for its end.
 func ExampleLock() {
 	rc, stop := startRedis()

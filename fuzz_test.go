@@ -389,7 +389,7 @@ func FuzzHostileReplies(f *testing.F) {
 		{writing | inForm, "\x09\x03\x00\x03\x00\x00\x00\x00", "\x09\x03\x00\x02\x00\x7f\x00\x00", "\x00\x01", "5 2"},
 		{onThree | inForm, "\x09\x05\x00\x01\x00\x09\x00\x04\x04\x00\x00\x00", "\x09\x05\x00\x02\x00\x09\x00\x00\x04\x00\x00\x07",
 			"\x09\x05\x00\x03\x00\x00\x00\x00\x04\x00\x00\x00", ""},
-		{trying | onThree, "*3\r\n:3\r\n:0\r\n:0\r\n", "-ERR no\r\n", "*3\r\n:3\r\n:0\r\n:0\r\n", ""},
+		{trying | onThree, "*3\r\n:3\r\n$3\r\nb:1\r\n:0\r\n", "-ERR no\r\n", "*3\r\n:3\r\n$0\r\n\r\n:0\r\n", ""},
 	} {
 		f.Add(c.how, []byte(c.first), []byte(c.second), []byte(c.third), c.message)
 	}

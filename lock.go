@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"time"
+	"weak"
 
 	"github.com/redismutex/redismutex/internal/acquisition"
 	"github.com/redismutex/redismutex/internal/clock"
@@ -20,27 +22,43 @@ import (
 //
 //   - with [Lock.Unlock]: [ErrUnlocked];
 //   - when the lock could not be renewed within its lease, or Redis does not know it any more: [ErrLockLost];
+//   - when somebody has revoked it ([RWMutex.Revoke]): [ErrRevoked];
 //   - with its parent: the parent's cause.
 //
 // The same key may be locked again within it: see [RWMutex.LockContext]. [FromContext] finds it further down.
 //
-// All methods are safe for concurrent use. A Lock must not be copied, and it must be unlocked: a Lock that is forgotten
-// is renewed for as long as the process lives.
+// All methods are safe for concurrent use. A Lock must not be copied, and it must be unlocked. Keep it, or a context that
+// descends from it, for as long as you need it: a Lock that the garbage collector finds without an Unlock is forgotten. It is
+// released in the background, and that is logged. This takes at least the TTL, and until the next garbage collection, which
+// is two minutes in an idle program. The channel that Done returns does not keep a Lock.
 type Lock struct {
-	ctx    context.Context
+	ctx context.Context
+	*core
+}
+
+// A core is what the library keeps of a Lock. The Lock itself, and the contexts derived from it, are the caller's: so the
+// garbage collector finds a Lock that was forgotten.
+type core struct {
 	cancel context.CancelCauseFunc
-	grant  *localqueue.Grant // shared with the locks nested in it
+	grant  *localqueue.Grant  // shared with the locks nested in it
+	since  clock.Instant      // when it was granted; set once
+	lock   weak.Pointer[Lock] // set, under the mutex of the acquisition, when that is renewed for the first time
 }
 
 var _ context.Context = (*Lock)(nil)
 
 // open acquires l, or nests it in outer unless that is nil. Unless l has a grant it waits in the queue of its key. It may
 // be a lock of an owner.
-func (l *Lock) open(m *RWMutex, r request, outer *Lock, o *owner) error {
+func (l *Lock) open(m *RWMutex, r request, outer *core, o *owner) error {
 	// The context is made first, under no mutex: making one calls into its parent.
 	l.ctx, l.cancel = context.WithCancelCause(r.ctx)
 	if o != nil {
-		l.cancel = o.dropping(l, l.cancel)
+		l.cancel = o.dropping(l.core, l.cancel)
+	}
+	until, u := r.until, localqueue.User((*user)(l))
+	if r.call != nil {
+		l.cancel = r.call.ending(l.cancel)
+		until, u = context.WithValue(until, callKey{}, r.call), tracedUser{(*user)(l), r.call}
 	}
 	err := acquisition.ErrRetry // stays if a hook, a logger or a context panics
 	defer func() {
@@ -50,11 +68,12 @@ func (l *Lock) open(m *RWMutex, r request, outer *Lock, o *owner) error {
 	}()
 	switch {
 	case outer != nil:
-		err = l.grant.Nest((*user)(l), (*user)(outer), r.write)
+		l.since = clock.Now()
+		err = l.grant.Nest(u, outer, r.write)
 	case l.grant != nil:
-		err = l.grant.Acquire(r.ctx, (*user)(l))
+		err = l.grant.Acquire(until, u)
 	default:
-		err = localqueue.Acquire(r.ctx, &m.config, r.keys, r.write, r.try, (*user)(l))
+		err = localqueue.Acquire(until, &m.config, r.keys, r.write, r.try, u)
 	}
 	if err == nil {
 		o.granted(l)
@@ -115,15 +134,38 @@ func (l *Lock) Value(key any) any {
 func (l *Lock) Unlock() {
 	err := l.UnlockContext(context.Background())
 	if err != nil && !errors.Is(err, ErrUnlocked) {
-		l.grant.Config().Log.Error(l.Key(), "unlock", err)
+		l.logUnlock(err)
 	}
 }
+
+// do calls f with l and unlocks it. A panic goes on.
+func (l *Lock) do(f func(*Lock) error) error {
+	returned := false
+	defer func() {
+		if !returned {
+			l.Unlock()
+		}
+	}()
+	err := f(l)
+	returned = true
+	switch ended := l.UnlockContext(context.WithoutCancel(l.ctx)); {
+	case ended == nil, errors.Is(ended, ErrUnlocked):
+	case errors.Is(ended, ErrRedis):
+		l.logUnlock(ended)
+	default:
+		err = errors.Join(err, ended)
+	}
+	return err
+}
+
+func (l *Lock) logUnlock(err error) { l.grant.Config().Log.Error(l.Key(), "unlock", err) }
 
 // UnlockContext is Unlock and returns what became of the lock:
 //
 //   - nil: it was held to the end, and Redis has released it; or Redis is not asked, since a lock that it is nested with is
 //     still held, or others of this process hold on or take over (see [WithTurn]);
 //   - [ErrUnlocked]: it had been unlocked before;
+//   - [ErrRevoked]: it had been revoked, and this process knew;
 //   - [ErrLockLost]: it was lost before. It is also returned when the outcome is unknown: where the reply to the unlock
 //     was lost and the client sent it again, the second one finds nothing any more;
 //   - [ErrNotLock]: a key of the lock holds foreign data by now;
@@ -151,7 +193,9 @@ func (l *Lock) UnlockContext(ctx context.Context) error {
 	}()
 	l.cancel(ErrUnlocked)
 	canceled = true
-	return l.grant.Unlock(ctx, (*user)(l))
+	err := l.grant.Unlock(ctx, (*user)(l))
+	runtime.KeepAlive(l) // it is not forgotten
+	return err
 }
 
 // Downgrade makes a write lock a read lock without another writer in between; readers at the head of the queue join at
@@ -163,7 +207,7 @@ func (l *Lock) UnlockContext(ctx context.Context) error {
 //
 //   - [ErrRedis], or ctx's error: the outcome is unknown. Until Redis has made the change no other reader comes in. Each
 //     renewal asks again;
-//   - [ErrUnlocked], [ErrLockLost]: the lock has ended;
+//   - [ErrUnlocked], [ErrLockLost], [ErrRevoked]: the lock has ended;
 //   - [ErrNotLock]: a key of the lock holds foreign data, so that it cannot be downgraded and will be lost;
 //   - [ErrInvalid]: it was acquired as a read lock; or a write lock nested with it has to be unlocked first; or ctx is nil.
 //     The lock stays as it is.
@@ -186,8 +230,8 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 	return err
 }
 
-// usable returns nil, or an error that matches ErrUnlocked or ErrLockLost. The lock's context is done then, even if
-// whoever ended the lock has not come to that yet.
+// usable returns nil, or an error that matches ErrUnlocked, ErrLockLost or ErrRevoked. The lock's context is done then, even
+// if whoever ended the lock has not come to that yet.
 func (l *Lock) usable() error {
 	err := l.grant.Usable((*user)(l))
 	l.finish(err)
@@ -199,20 +243,46 @@ func (l *Lock) finish(err error) {
 	switch {
 	case errors.Is(err, ErrUnlocked):
 		l.cancel(ErrUnlocked)
-	case errors.Is(err, ErrLockLost):
+	case errors.Is(err, ErrLockLost), errors.Is(err, ErrRevoked):
 		l.cancel(l.grant.Cause())
 	}
 }
 
-// A user is a Lock as its acquisition knows it.
+// A user is a Lock as its acquisition knows it at first: see [acquisition.User].
 type user Lock
 
-// End implements [acquisition.User]: the lock was lost.
-func (u *user) End(cause error) {
-	l := (*Lock)(u)
-	defer l.grant.Lost() // also if the parent context panics
-	l.cancel(cause)
+// Granted implements [localqueue.User].
+func (u *user) Granted(g *localqueue.Grant, _ bool) { u.grant, u.since = g, clock.Now() }
+
+func (u *user) Self() any       { return u.core }
+func (u *user) End(cause error) { u.core.End(cause) }
+func (u *user) Forget()         {}
+
+func (u *user) Watch() (weakly acquisition.User, taken bool) {
+	u.lock = weak.Make((*Lock)(u))
+	return u.core, false
 }
 
-// Granted implements [localqueue.User].
-func (u *user) Granted(g *localqueue.Grant) { u.grant = g }
+// A core is a Lock as its acquisition knows it from the first renewal on.
+func (c *core) Self() any { return c }
+
+// End implements [acquisition.User]: the lock was lost.
+func (c *core) End(cause error) {
+	defer c.grant.Lost() // also if the parent context panics
+	c.cancel(cause)
+}
+
+func (c *core) Watch() (weakly acquisition.User, taken bool) { return c, c.lock.Value() == nil }
+
+// Forget implements [acquisition.User]: nobody can unlock the lock any more.
+func (c *core) Forget() {
+	if c.grant.Usable(c) != nil {
+		return
+	}
+	why := fmt.Errorf("nothing refers to it any more, and it was not unlocked in %v", time.Duration(clock.Now()-c.since).Round(time.Millisecond))
+	c.cancel(ErrUnlocked)
+	if err := c.grant.Unlock(context.Background(), c); err != nil {
+		why = fmt.Errorf("%w: %w", why, err)
+	}
+	c.grant.Config().Log.Error(c.grant.Keys().Name(), "a lock was forgotten, and is released", why)
+}

@@ -112,6 +112,7 @@ func (w *world) pending(c <-chan *Lock) {
 func matches(err error, want error) string {
 	all := map[string]error{
 		"ErrLock": ErrLock, "ErrLockLost": ErrLockLost, "ErrUnlocked": ErrUnlocked, "ErrUpgrade": ErrUpgrade, "ErrRedis": ErrRedis, "ErrNotLock": ErrNotLock,
+		"ErrRevoked": ErrRevoked, "ErrNoSuchID": ErrNoSuchID,
 		"ErrInvalid": ErrInvalid, "context.Canceled": context.Canceled, "context.DeadlineExceeded": context.DeadlineExceeded,
 	}
 	for name, target := range all {

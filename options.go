@@ -201,6 +201,21 @@ func WithContext(ctx context.Context) LockOption {
 	}
 }
 
+// WithWait bounds the wait for the lock, and not the lock: its context descends from the caller's own. When d is over the
+// lock is tried once more, for a tenth of a second at most, or with several nodes for a node time-out more. If others are in
+// the way the error is a [HeldError], which names them; if Redis does not answer it matches [ErrRedis]. If the caller's
+// context ends first the error is that of the context. With 0 the call is a try. A negative d is refused with [ErrInvalid],
+// and calls that try refuse this option.
+func WithWait(d time.Duration) LockOption {
+	return func(r *request) error {
+		if d < 0 {
+			return fmt.Errorf("%w: wait %v, want 0 or more", ErrInvalid, d)
+		}
+		r.bounded, r.wait = true, d
+		return nil
+	}
+}
+
 // WithOwner is for code that cannot pass the lock on as a context: if the owner has the key already, in this process and
 // by a mutex on the same nodes, the new lock is nested in the one it has, by the rules of [RWMutex.LockContext]. Each of
 // them must be unlocked. If several calls of one owner wait for a key, they share the lock that is granted first.

@@ -4,6 +4,7 @@ package redismutex
 
 import (
 	"context"
+	"errors"
 	"os"
 	"regexp"
 	"slices"
@@ -33,7 +34,7 @@ func docsACL(t *testing.T) []string {
 
 func TestDocsACLNamesTheCommandsInUse(t *testing.T) {
 	var used []string
-	for _, verb := range []string{"lock", "rlock", "refresh", "unlock"} {
+	for _, verb := range []string{"lock", "rlock", "refresh", "unlock", "inspect", "revoke"} {
 		for _, command := range regexp.MustCompile(`\bp?call\('(\w+)'`).FindAllStringSubmatch(lua.Source(verb), -1) {
 			used = append(used, strings.ToLower(command[1]))
 		}
@@ -101,6 +102,25 @@ func TestDocsACLIsEnough(t *testing.T) {
 		}
 	}
 	wg.Wait()
+	// What an operator does is allowed, too, and a holder may listen for a revocation.
+	m, operator := NewMutex(user(), "lock:x", WithTTL(ttl)), NewMutex(user(), "lock:x", WithTTL(ttl))
+	l, err := m.LockContext(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	renewed(t, l, ttl)
+	if s, err := operator.Inspect(ctx); err != nil || len(s.Holders) != 1 || s.Holders[0].ID != l.ID() {
+		t.Errorf("%v\n%v", err, s)
+	}
+	SetLog(NopLog) // it logs that it was revoked
+	if err := operator.Revoke(ctx, l.ID()); err != nil {
+		t.Error(err)
+	}
+	<-l.Done()
+	several := NewRedlock([]redis.Scripter{user(), server.Client(t), server.Client(t)}, "lock:y", WithTTL(ttl))
+	if err := several.Revoke(ctx, "redismutex:a/1/b.1:1000"); !errors.Is(err, ErrNoSuchID) { // it scans
+		t.Error(err)
+	}
 	if _, err := NewMutex(user(), "other").LockContext(ctx); err == nil {
 		t.Error("a key outside of the ACL was locked")
 	}

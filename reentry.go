@@ -22,7 +22,7 @@ type lockKey struct{}
 
 // newLock makes a lock for r that is not open yet: nested in outer, a lock that the context or the owner of r has on that
 // key, or with an acquisition of its own if there is none.
-func (m *RWMutex) newLock(r request) (l, outer *Lock, o *owner) {
+func (m *RWMutex) newLock(r request) (l *Lock, outer *core, o *owner) {
 	outer = m.outerOf(r)
 	if r.owner != "" {
 		return m.newOwnedLock(r, outer)
@@ -31,11 +31,11 @@ func (m *RWMutex) newLock(r request) (l, outer *Lock, o *owner) {
 }
 
 // outerOf returns the innermost lock on the key of r that its context descends from and that admits nested locks, or nil.
-func (m *RWMutex) outerOf(r request) *Lock {
+func (m *RWMutex) outerOf(r request) *core {
 	l, ok := FromContext(r.ctx)
 	for ; ok; l, ok = FromContext(l.ctx) {
-		if l.isOn(m, r) && l.grant.Admits((*user)(l)) {
-			return l
+		if l.isOn(m, r) && l.grant.Admits(l.core) {
+			return l.core
 		}
 	}
 	return nil
@@ -43,26 +43,26 @@ func (m *RWMutex) outerOf(r request) *Lock {
 
 // nestedLock returns a lock that is nested in outer. If that is nil, it stands by itself: in Redis, if the order is strict
 // or it has an owner, else in the queue of its key.
-func (m *RWMutex) nestedLock(r request, outer *Lock) *Lock {
+func (m *RWMutex) nestedLock(r request, outer *core) *Lock {
 	switch {
 	case outer != nil:
-		return &Lock{grant: outer.grant}
+		return &Lock{core: &core{grant: outer.grant}}
 	case m.config.Turn == 0, r.owner != "":
-		return &Lock{grant: localqueue.Strict(&m.config, r.keys, r.write, r.try)}
+		return &Lock{core: &core{grant: localqueue.Strict(&m.config, r.keys, r.write, r.try)}}
 	}
-	return &Lock{}
+	return &Lock{core: &core{}}
 }
 
-// isOn reports whether l is a lock on the key of r, on the nodes of m.
-func (l *Lock) isOn(m *RWMutex, r request) bool {
-	return l.Key() == r.keys.Name() && l.grant.Config().SameNodes(&m.config)
+// isOn reports whether c is a lock on the key of r, on the nodes of m.
+func (c *core) isOn(m *RWMutex, r request) bool {
+	return c.grant.Keys().Name() == r.keys.Name() && c.grant.Config().SameNodes(&m.config)
 }
 
 // An owner has the locks for which this process asked in the name that [WithOwner] gave, on one key.
 type owner struct {
 	name ownerName
 	// The locks it has and those it waits for. Guarded by the mutex of owners.
-	locks map[*Lock]struct{}
+	locks map[*core]struct{}
 }
 
 type ownerName struct{ key, owner string }
@@ -75,25 +75,25 @@ var owners struct {
 
 // newOwnedLock is newLock for an owner: outer may also be a lock that the owner has. The lock is one of the owner's from
 // here on: if another call of the owner is granted first, that one supersedes it, since the owner would wait for itself.
-func (m *RWMutex) newOwnedLock(r request, outer *Lock) (l, in *Lock, o *owner) {
+func (m *RWMutex) newOwnedLock(r request, outer *core) (l *Lock, in *core, o *owner) {
 	owners.Lock()
 	defer owners.Unlock()
 	name := ownerName{r.keys.Name(), r.owner}
 	o = owners.m[name]
 	if o == nil {
-		o = &owner{name, map[*Lock]struct{}{}}
+		o = &owner{name, map[*core]struct{}{}}
 		if owners.m == nil {
 			owners.m = map[ownerName]*owner{}
 		}
 		owners.m[name] = o
 	}
 	for other := range o.locks {
-		if outer == nil && other.isOn(m, r) && other.grant.Admits((*user)(other)) {
+		if outer == nil && other.isOn(m, r) && other.grant.Admits(other) {
 			outer = other
 		}
 	}
 	l = m.nestedLock(r, outer)
-	o.locks[l] = struct{}{}
+	o.locks[l.core] = struct{}{}
 	return l, outer, o
 }
 
@@ -105,25 +105,25 @@ func (o *owner) granted(l *Lock) {
 	owners.Lock()
 	defer owners.Unlock()
 	for other := range o.locks {
-		if other != l && other.grant.Config().SameNodes(l.grant.Config()) {
+		if other != l.core && other.grant.Config().SameNodes(l.grant.Config()) {
 			other.grant.Supersede()
 		}
 	}
 }
 
-// dropping returns cancel for l, a lock of o, which is none any more when its context is done.
-func (o *owner) dropping(l *Lock, cancel context.CancelCauseFunc) context.CancelCauseFunc {
+// dropping returns cancel for c, a lock of o, which is none any more when its context is done.
+func (o *owner) dropping(c *core, cancel context.CancelCauseFunc) context.CancelCauseFunc {
 	return func(cause error) {
-		defer o.drop(l) // also if the parent context panics
+		defer o.drop(c) // also if the parent context panics
 		cancel(cause)
 	}
 }
 
-// drop removes l from the locks of o.
-func (o *owner) drop(l *Lock) {
+// drop removes c from the locks of o.
+func (o *owner) drop(c *core) {
 	owners.Lock()
 	defer owners.Unlock()
-	delete(o.locks, l)
+	delete(o.locks, c)
 	if len(o.locks) == 0 {
 		delete(owners.m, o.name)
 	}

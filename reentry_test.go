@@ -361,8 +361,8 @@ func TestNothingNestsInALockThatHasJustEnded(t *testing.T) {
 		inner := w.nested(outer, m, true)
 		nest := func(in *Lock) { // in was alive when it was looked for
 			t.Helper()
-			l := &Lock{grant: in.grant}
-			if err := l.open(m, request{ctx: w.Context(), write: true}, in, nil); err != acquisition.ErrRetry {
+			l := &Lock{core: &core{grant: in.grant}}
+			if err := l.open(m, request{ctx: w.Context(), write: true}, in.core, nil); err != acquisition.ErrRetry {
 				t.Error(err)
 			}
 			if l.Err() == nil {

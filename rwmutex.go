@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redismutex/redismutex/internal/acquisition"
@@ -24,6 +25,7 @@ type RWMutex struct {
 	keys     *script.Keys
 	settings settings
 	config   acquisition.Config // what the settings come to
+	trace    *Trace             // nil: nobody is told
 	err      error              // every call is refused with it
 }
 
@@ -137,9 +139,9 @@ func (m *RWMutex) TryRLock(opt ...LockOption) (*Lock, bool) {
 // with the last Unlock. A loss ends all of them. A write lock admits nested read and write locks. A read lock admits
 // nested read locks only; a nested write lock fails with [ErrUpgrade]. The same holds for every call that locks.
 //
-// The error matches ctx's error and its cause, or one of [ErrUpgrade], [ErrRedis], [ErrNotLock] and [ErrInvalid]. An error
-// of Redis at the first attempt is returned at once. A waiter that is in the queue outlives such errors: they are logged,
-// and it waits on until ctx ends.
+// The error matches ctx's error and its cause, or one of [ErrUpgrade], [ErrRevoked], [ErrRedis], [ErrNotLock] and
+// [ErrInvalid]. An error of Redis at the first attempt is returned at once. A waiter that is in the queue outlives such
+// errors: they are logged, and it waits on until ctx ends. [WithWait] bounds the wait without bounding the lock.
 func (m *RWMutex) LockContext(ctx context.Context, opt ...LockOption) (*Lock, error) {
 	return m.lock(request{ctx: ctx, given: true, write: true}, opt)
 }
@@ -149,8 +151,9 @@ func (m *RWMutex) RLockContext(ctx context.Context, opt ...LockOption) (*Lock, e
 	return m.lock(request{ctx: ctx, given: true}, opt)
 }
 
-// TryLockContext locks for writing if the lock can be granted at once. Otherwise the error matches [ErrLock], and no
-// request is left in Redis; or it is one of the errors of [RWMutex.LockContext].
+// TryLockContext locks for writing if the lock can be granted at once. Otherwise the error is a [HeldError], which
+// matches [ErrLock] and names who is in the way, and no request is left in Redis; or it is one of the errors of
+// [RWMutex.LockContext].
 func (m *RWMutex) TryLockContext(ctx context.Context, opt ...LockOption) (*Lock, error) {
 	return m.lock(request{ctx: ctx, given: true, write: true, try: true}, opt)
 }
@@ -160,15 +163,53 @@ func (m *RWMutex) TryRLockContext(ctx context.Context, opt ...LockOption) (*Lock
 	return m.lock(request{ctx: ctx, given: true, try: true}, opt)
 }
 
+// Do locks for writing as [RWMutex.LockContext] does, calls f with the lock, which is a context, and unlocks, also when f
+// panics. f may unlock earlier. The error is that of locking; or f's, joined with that of a lock that ended before its unlock
+// ([ErrLockLost], [ErrRevoked]) or among foreign data ([ErrNotLock]). An unlock that Redis does not confirm is logged: the
+// lock was held for as long as f ran.
+func (m *RWMutex) Do(ctx context.Context, f func(*Lock) error, opt ...LockOption) error {
+	l, err := m.LockContext(ctx, opt...)
+	if err != nil {
+		return err
+	}
+	return l.do(f)
+}
+
+// RDo locks for reading. Otherwise it is like [RWMutex.Do].
+func (m *RWMutex) RDo(ctx context.Context, f func(*Lock) error, opt ...LockOption) error {
+	l, err := m.RLockContext(ctx, opt...)
+	if err != nil {
+		return err
+	}
+	return l.do(f)
+}
+
 // A request is what one call asks for.
 type request struct {
-	ctx   context.Context
-	given bool // the caller passed ctx as an argument
-	write bool
-	try   bool
-	key   string
-	keys  *script.Keys
-	owner string // "": none
+	ctx     context.Context
+	given   bool            // the caller passed ctx as an argument
+	until   context.Context // ends the wait; ctx, or one that descends from it
+	bounded bool            // the wait is bounded, by wait
+	wait    time.Duration
+	write   bool
+	try     bool
+	key     string
+	keys    *script.Keys
+	owner   string      // "": none
+	call    *tracedCall // nil: it is not traced
+}
+
+// with returns r with options, which need it on the heap: most requests have none, and stay on the stack.
+func (r request) with(opt []LockOption) (request, error) {
+	for _, o := range opt {
+		if o == nil {
+			return r, fmt.Errorf("%w: nil option", ErrInvalid)
+		}
+		if err := o(&r); err != nil {
+			return r, err
+		}
+	}
+	return r, nil
 }
 
 func (m *RWMutex) lockOrLog(r request, opt []LockOption) (*Lock, bool) {
@@ -187,8 +228,48 @@ func (m *RWMutex) lock(r request, opt []LockOption) (*Lock, error) {
 	if r.ctx.Err() != nil {
 		return nil, lockerr.Ended(r.ctx, r.keys.Name())
 	}
+	r.call = m.traced(r)
+	var l *Lock
+	var err error
+	if r.bounded && r.wait > 0 {
+		l, err = m.lockWithin(r)
+	} else {
+		l, err = m.acquire(r)
+	}
+	r.call.onReturn(l, err)
+	return l, err
+}
+
+// lastTry is how long a wait that has run out asks who is in the way, and a node time-out more.
+const lastTry = 100 * time.Millisecond
+
+// lockWithin acquires the lock within the time for which r may wait. When that is over it tries once more, and so learns
+// who is in the way.
+func (m *RWMutex) lockWithin(r request) (*Lock, error) {
+	within := func(d time.Duration) (l *Lock, over bool, err error) {
+		until, cancel := context.WithTimeout(r.ctx, d)
+		defer cancel()
+		r.until = until
+		l, err = m.acquire(r)
+		return l, r.ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded), err
+	}
+	l, over, err := within(r.wait)
+	if !over {
+		return l, err
+	}
+	r.try = true
+	last := lastTry + m.config.Timeout
+	if l, over, err = within(last); over {
+		err = lockerr.Doing("lock", r.keys.Name(), lockerr.Redis(fmt.Errorf("no answer within %v, after a wait of %v", last, r.wait)))
+	}
+	return l, err
+}
+
+// acquire is lock for a request that has been checked.
+func (m *RWMutex) acquire(r request) (*Lock, error) {
 	for {
 		l, outer, o := m.newLock(r)
+		r.call.onAttempt(outer != nil)
 		err := l.open(m, r, outer, o)
 		if err == nil {
 			return l, nil
@@ -210,16 +291,22 @@ func (m *RWMutex) complete(r *request, opt []LockOption) error {
 		return fmt.Errorf("%w: nil context", ErrInvalid)
 	}
 	r.keys = m.keys
-	for _, o := range opt {
-		if o == nil {
-			return fmt.Errorf("%w: nil option", ErrInvalid)
-		}
-		if err := o(r); err != nil {
+	if len(opt) > 0 {
+		with, err := r.with(opt)
+		if err != nil {
 			return err
 		}
+		*r = with
 	}
 	if r.ctx == nil {
 		r.ctx = context.Background()
+	}
+	r.until = r.ctx
+	if r.bounded {
+		if r.try {
+			return fmt.Errorf("%w: WithWait is for calls that wait, and this one tries", ErrInvalid)
+		}
+		r.try = r.wait == 0
 	}
 	if r.key != "" {
 		var err error

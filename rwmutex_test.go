@@ -583,6 +583,7 @@ func TestErrorSaysWhatHappened(t *testing.T) {
 	all := map[string]error{
 		"ErrLock": redismutex.ErrLock, "ErrLockLost": redismutex.ErrLockLost, "ErrUnlocked": redismutex.ErrUnlocked,
 		"ErrUpgrade": redismutex.ErrUpgrade, "ErrRedis": redismutex.ErrRedis, "ErrNotLock": redismutex.ErrNotLock,
+		"ErrRevoked": redismutex.ErrRevoked, "ErrNoSuchID": redismutex.ErrNoSuchID,
 		"ErrInvalid": redismutex.ErrInvalid, "Canceled": context.Canceled, "DeadlineExceeded": context.DeadlineExceeded,
 	}
 	for name, c := range map[string]struct {
@@ -607,6 +608,25 @@ func TestErrorSaysWhatHappened(t *testing.T) {
 			redistest.Crash(network)
 			<-l.Done()
 			return context.Cause(l)
+		}},
+		"the lock was revoked": {"ErrRevoked", func(w world) error {
+			mutex, _ := w.process()
+			l := w.lock(mutex.LockContext)
+			if err := mutex.Revoke(w.Context(), l.ID()); err != nil {
+				return err
+			}
+			<-l.Done()
+			return context.Cause(l)
+		}},
+		"nobody has the id": {"ErrNoSuchID", func(w world) error {
+			mutex, _ := w.process()
+			return mutex.Revoke(w.Context(), "redismutex:nobody/1/x.1:1000")
+		}},
+		"the wait has run out": {"ErrLock", func(w world) error {
+			w.line("w")
+			mutex, _ := w.process()
+			_, err := mutex.LockContext(w.Context(), redismutex.WithWait(time.Second))
+			return err
 		}},
 		"the lock that is unlocked was lost": {"ErrLockLost", func(w world) error {
 			mutex, _ := w.process()

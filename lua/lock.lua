@@ -12,7 +12,7 @@
 -- Reply as in lib/status.lua:
 --       granted     the fencing token; also if the id holds already
 --       waiting     the id is in the queue; also if it was before
---       busy        a try, and others are in the way
+--       busy        a try, and others are in the way: the id of a holder or of the first waiter
 --       gone        the id has waited, and its lease has ended
 --       tombstoned  the id has been released with a tombstone
 --       foreign     a key holds foreign data; nothing has changed

@@ -11,7 +11,7 @@ import (
 	"testing"
 )
 
-var verbs = []string{"lock", "rlock", "refresh", "unlock"}
+var verbs = []string{"lock", "rlock", "refresh", "unlock", "inspect", "revoke"}
 
 func TestEveryFileIsPartOfAScript(t *testing.T) {
 	included := map[string]bool{}

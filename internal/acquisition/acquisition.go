@@ -5,9 +5,9 @@
 //
 //	          ┌──(granted by a majority)──► held ──(the last user unlocks)──► released
 //	          │                              │
-//	          │                              └──(a majority forgets it, or trust ends)──► lost
+//	          │                              └──(a majority forgets it, trust ends, or it is revoked)──► lost
 //	pending ──┤
-//	          ├──(the caller gives up, or no majority will grant it)──► abandoned      (also from held, before the first user)
+//	          ├──(the caller gives up, no majority will grant it, or it is revoked)──► abandoned   (also from held, before the first user)
 //	          │
 //	          └──(its owner was granted another one: WithOwner)──► superseded
 //
@@ -65,7 +65,7 @@ type Acquisition struct {
 	shared, outlives bool
 
 	users  users
-	cause  *error        // why it was lost; a pointer, since few are
+	cause  *error        // why it was lost, or its wait revoked; a pointer, since few are
 	signal chan struct{} // wakes the caller, and holds one signal; nil: the caller does not sleep
 	parts  []*part       // one for each node
 	nodes  nodes
@@ -111,9 +111,10 @@ type nodes interface {
 	down(p *part) error
 
 	// id is the id under which the lock is known. Score is its place in the queue of every node, as scripts take it; nil
-	// if the node chooses it. They need no mutex.
+	// if the node chooses it. Place is that as a number, or 0. They need no mutex.
 	id() string
 	score() any
+	place() int64
 
 	// These put into words why a request was refused, why a lock was lost, what came of an unlock or a downgrade that
 	// was not confirmed, and which node an error comes from.
@@ -145,7 +146,7 @@ func (a *Acquisition) Init(c *Config, keys *script.Keys, write, try bool, origin
 		return
 	}
 	a.asked = origin.Asked
-	a.array[0] = a.only.init(a, 0)
+	a.array[0] = a.only.init(a, 0, node.NewNumber())
 	a.parts, a.nodes = a.array[:], (*oneNode)(a)
 }
 
@@ -163,6 +164,16 @@ func (a *Acquisition) ID() string { return a.nodes.id() }
 
 // Token returns the fencing token. It is 0 for a reader.
 func (a *Acquisition) Token() uint64 { return a.token }
+
+// How returns its place in the queue of several nodes, or 0 with one node, and whether it was granted by message.
+func (a *Acquisition) How() (rank int64, pushed bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, p := range a.parts {
+		pushed = pushed || p.pushed
+	}
+	return a.nodes.place(), pushed
+}
 
 // Until returns when trust in it ends unless it is renewed.
 func (a *Acquisition) Until() clock.Instant { return clock.Instant(a.until.Load()) }
@@ -190,7 +201,7 @@ func (a *Acquisition) wait(ctx context.Context) error {
 		if state == pending && a.signal == nil {
 			a.signal = make(chan struct{}, 1)
 		}
-		signal := a.signal
+		signal, queued := a.signal, a.queued
 		a.mu.Unlock()
 		switch state {
 		case pending:
@@ -200,6 +211,9 @@ func (a *Acquisition) wait(ctx context.Context) error {
 			return a.refused(ctx)
 		default:
 			return ErrRetry
+		}
+		if queued && a.Config.Trace != nil {
+			a.Config.Trace.Waiting(ctx, false)
 		}
 		select {
 		case <-signal:
@@ -221,7 +235,12 @@ func (a *Acquisition) refused(ctx context.Context) error {
 		a.mu.Unlock()
 		return lockerr.Ended(ctx, a.Keys.Name())
 	}
-	err := a.nodes.explainRefusal()
+	var err error
+	if a.cause != nil {
+		err = *a.cause // it was revoked
+	} else {
+		err = a.nodes.explainRefusal()
+	}
 	a.mu.Unlock()
 	_ = a.Release(ctx) // of what some nodes have granted
 	return err
@@ -260,8 +279,8 @@ func (a *Acquisition) admits(u User) bool {
 	return a.state == held && a.users.has(u)
 }
 
-// Usable returns nil, or an error that matches ErrUnlocked or ErrLockLost if u has ended. If the lease is over, it is
-// lost from now on, although no timer may have fired.
+// Usable returns nil, or an error that matches ErrUnlocked, ErrLockLost or ErrRevoked if u has ended. If the lease is over,
+// it is lost from now on, although no timer may have fired.
 func (a *Acquisition) Usable(u User) error {
 	a.loseIfExpired()
 	a.mu.Lock()
@@ -274,7 +293,7 @@ func (a *Acquisition) usable(u User) error {
 	case !a.users.has(u):
 		return fmt.Errorf("%w: %q", lockerr.ErrUnlocked, a.Keys.Name())
 	case a.state == lost:
-		return fmt.Errorf("%w: %q", lockerr.ErrLockLost, a.Keys.Name())
+		return fmt.Errorf("%w: %q", lockerr.KindOf(*a.cause), a.Keys.Name())
 	}
 	return nil
 }
@@ -378,7 +397,12 @@ func (a *Acquisition) loseIfExpired() {
 
 // lose ends a held lock. Its users are told when the mutex is free again. The mutex is held.
 func (a *Acquisition) lose(why error) news {
-	why = lockerr.Of(lockerr.ErrLockLost, fmt.Errorf("%q: %w", a.Keys.Name(), a.nodes.explainLoss(why)))
+	return a.end(lockerr.ErrLockLost, fmt.Errorf("%q: %w", a.Keys.Name(), a.nodes.explainLoss(why)))
+}
+
+// end is lose for any reason: ErrLockLost, or that the lock was revoked.
+func (a *Acquisition) end(kind, why error) news {
+	why = lockerr.Of(kind, why)
 	a.state, a.cause = lost, &why
 	// A renewal whose reply was lost may have renewed it on the server.
 	a.releaseInBackground()

@@ -1,12 +1,14 @@
 package acquisition
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"time"
 	"unique"
 
+	"github.com/redismutex/redismutex/internal/clock"
 	"github.com/redismutex/redismutex/internal/node"
 )
 
@@ -19,6 +21,19 @@ type Config struct {
 	ReadersFirst bool
 	Turn         time.Duration // how long requests of this process share an acquisition; 0: they do not
 	Kind         unique.Handle[Kind]
+	Trace        Tracer // nil: nobody is told
+}
+
+// A Tracer is told what happens. Its functions call no foreign code and do not block.
+type Tracer interface {
+	// Waiting tells that the caller waits whose context this is, in this process or in the queue of Redis.
+	Waiting(ctx context.Context, local bool)
+	// Renewed and RenewFailed tell of the renewals of a held lock, and until when it was trusted then.
+	Renewed(key string, id func() string, until clock.Instant)
+	RenewFailed(key string, id func() string, until clock.Instant, err error)
+	// NodeDown and NodeUp tell that one of several nodes is down, or up again.
+	NodeDown(name string, why error)
+	NodeUp(name string)
 }
 
 // A Kind is what requests have in common that may share an acquisition, but for the key.

@@ -3,7 +3,6 @@ package acquisition
 import (
 	"context"
 	"errors"
-	"fmt"
 
 	"github.com/redismutex/redismutex/internal/clock"
 	"github.com/redismutex/redismutex/internal/lockerr"
@@ -82,13 +81,14 @@ func (n *oneNode) onTimeout(p *part) {
 // down is always nil: nobody else can grant the lock.
 func (n *oneNode) down(*part) error { return nil }
 
-func (n *oneNode) id() string { return n.parts[0].ID.(string) }
-func (n *oneNode) score() any { return nil }
+func (n *oneNode) id() string   { return n.parts[0].ID() }
+func (n *oneNode) score() any   { return nil }
+func (n *oneNode) place() int64 { return 0 }
 
 func (n *oneNode) explainRefusal() error {
 	key, why := n.Keys.Name(), n.parts[0].why
-	if why == lockerr.ErrLock {
-		return fmt.Errorf("%w: %q", lockerr.ErrLock, key)
+	if isRefusal(why) {
+		return why
 	}
 	return lockerr.Doing("lock", key, why)
 }

@@ -30,14 +30,15 @@ type part struct {
 	asking  bool  // an acquire is under way
 	in      bool  // it waits or holds, as far as is known
 	granted bool  // it holds, unless it has waited too long to hear of it
+	pushed  bool  // it was granted by a message, or in the reply to another call
 	checked bool  // since the grant, RenewOften asks whether a lower rank waits
 }
 
-// init makes p the part on a node, under a new id.
-func (p *part) init(a *Acquisition, index int) *part {
+// init makes p the part on a node, under the id of that number.
+func (p *part) init(a *Acquisition, index int, number uint64) *part {
 	p.acq, p.node = a, a.Config.Nodes[index]
 	p.sent.Store(int64(clock.Always))
-	p.Lease.Init(p, p.node.NewID(), a.write)
+	p.Lease.Init(p, p.node, number, a.write)
 	return p
 }
 
@@ -117,7 +118,7 @@ func (p *part) openMailbox() (settled <-chan struct{}) {
 		return closed
 	}
 	p.listens = true
-	return p.node.Mailbox.Join(p.ID.(string), p)
+	return p.Listen(p)
 }
 
 var closed = func() <-chan struct{} { c := make(chan struct{}); close(c); return c }()
@@ -186,7 +187,7 @@ func (p *part) acquired(sent clock.Instant, r script.Reply, err error) (next *pa
 	case r.Status == script.Foreign:
 		return nil, p.fail(lockerr.Foreign(r.Data))
 	case r.Status == script.Busy && a.try:
-		return nil, p.fail(lockerr.ErrLock)
+		return nil, p.fail(Held(a.Keys.Name(), r.Holder))
 	case r.Status == script.Busy:
 		if p.Tombstone {
 			p.node.Renewer.Release(&p.Lease)
@@ -236,6 +237,7 @@ func (p *part) Granted(token uint64) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if p.active() && !p.granted {
+		p.pushed = true
 		p.grant(clock.Now(), token)
 		if p.in {
 			a.decide()
@@ -257,7 +259,18 @@ func (p *part) counts() bool {
 }
 
 // hasReplied reports whether the node has granted p, put it into the queue, or refused a try since others hold the lock.
-func (p *part) hasReplied() bool { return p.in || p.why == lockerr.ErrLock }
+func (p *part) hasReplied() bool { return p.in || isRefusal(p.why) }
+
+// Held returns the error of a try for which an id is in the way; "": it is not known which.
+func Held(key, id string) error {
+	return &lockerr.HeldError{Key: key, Holder: id, Process: node.ProcessOf(id)}
+}
+
+// isRefusal reports whether a try failed with err because others are in the way.
+func isRefusal(err error) bool {
+	_, is := err.(*lockerr.HeldError)
+	return is
+}
 
 // Key implements [mailbox.Waiter].
 func (p *part) Key() string { return p.acq.Keys.Name() }
@@ -274,7 +287,7 @@ func (p *part) Deaf(err error) {
 func (p *part) leaveMailbox() {
 	if p.listens {
 		p.listens = false
-		p.node.Mailbox.Leave(p.ID.(string))
+		p.StopListening()
 	}
 }
 
@@ -284,11 +297,21 @@ func (p *part) leaveMailbox() {
 func (p *part) OnRenewed(sent clock.Instant, r script.Reply) {
 	a := p.acq
 	a.nodes.onAnswer(p, sent, r.Last, nil)
+	until := a.Until()
+	if p.renewed(r) && a.Config.Trace != nil {
+		a.Config.Trace.Renewed(a.Keys.Name(), a.ID, until)
+	}
+}
+
+// renewed takes the reply to a renewal, and reports whether it was that of a held lock.
+func (p *part) renewed(r script.Reply) bool {
+	a := p.acq
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if !p.active() || !p.in {
-		return
+		return false
 	}
+	was := a.state
 	p.why = nil
 	if r.Status == script.Granted { // a "waiting" that arrives after the grant is older than that
 		p.grant(clock.Now(), max(p.token, uint64(r.Value))) // the reply to RenewWriter has no token
@@ -297,6 +320,10 @@ func (p *part) OnRenewed(sent clock.Instant, r script.Reply) {
 		}
 	}
 	a.decide()
+	if a.state == held {
+		a.users.forgetTaken()
+	}
+	return was == held && r.Status == script.Granted
 }
 
 // OnRenewFailed implements [node.Owner].
@@ -305,6 +332,7 @@ func (p *part) OnRenewFailed(sent clock.Instant, err error) {
 	a.nodes.onAnswer(p, sent, 0, err)
 	var n news
 	a.mu.Lock()
+	holds := a.state == held && p.in && p.active()
 	switch {
 	case !p.in || !p.active():
 	case a.state == pending && isFinal(err):
@@ -317,6 +345,9 @@ func (p *part) OnRenewFailed(sent clock.Instant, err error) {
 	}
 	a.mu.Unlock()
 	n.tell()
+	if holds && a.Config.Trace != nil {
+		a.Config.Trace.RenewFailed(a.Keys.Name(), a.ID, a.Until(), err)
+	}
 }
 
 // yield releases a node on which another request stands before a, and acquires it again with the same rank: so requests
@@ -336,7 +367,11 @@ func (p *part) OnExpired(why error) {
 	a := p.acq
 	var n news
 	a.mu.Lock()
-	if p.active() && p.in {
+	switch {
+	case !p.active() || !p.in:
+	case why == lockerr.ErrRevoked:
+		n = p.revoked()
+	default:
 		p.Tombstone = p.Tombstone || a.state == pending
 		n = p.fail(why)
 	}
@@ -346,6 +381,20 @@ func (p *part) OnExpired(why error) {
 
 // OnTimeout implements [node.Owner]: the node time-out of an acquire is over, or an acquire that was put off is due.
 func (p *part) OnTimeout() { p.acq.nodes.onTimeout(p) }
+
+// revoked ends the whole acquisition, or the wait for it: somebody has revoked p. Every node is released, that of p too: it may
+// have lost what was done there. The mutex is held.
+func (p *part) revoked() news {
+	a := p.acq
+	if a.state == held {
+		return a.end(lockerr.ErrRevoked, fmt.Errorf("%q", a.Keys.Name()))
+	}
+	why := lockerr.Of(lockerr.ErrRevoked, fmt.Errorf("%q: while it waited", a.Keys.Name()))
+	a.cause = &why
+	a.releaseInBackground()
+	a.abandon()
+	return news{}
+}
 
 // fail notes that the node does not hold p, or not any more, and why. Unless that ends the request or the lock, another
 // part takes its place. The mutex is held.
@@ -404,7 +453,7 @@ func (p *part) withCause(why error) error {
 func (p *part) replace() *part {
 	p.leaveMailbox()
 	i := p.index()
-	next := new(part).init(p.acq, i)
+	next := new(part).init(p.acq, i, p.NextID())
 	next.join = p.join
 	p.acq.parts[i] = next
 	return next

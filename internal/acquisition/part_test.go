@@ -42,10 +42,13 @@ func request(t *testing.T, c *Config, name string) *Acquisition {
 	return a
 }
 
-// A user is a lock that counts its ends.
-type user struct{ ended chan error }
+// A counted user is a lock that counts its ends.
+type counted struct{ ended chan error }
 
-func (u user) End(cause error) { u.ended <- cause }
+func (u counted) Self() any           { return u }
+func (u counted) End(cause error)     { u.ended <- cause }
+func (u counted) Watch() (User, bool) { return u, false }
+func (u counted) Forget()             {}
 
 // waitingSince is an acquisition that has waited in the queue since then, as far as it knows.
 func waitingSince(t *testing.T, c *Config, since clock.Instant) *Acquisition {
@@ -80,7 +83,7 @@ func TestMessageWithLittleTrustLeftIsChecked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, rc := redistest.Mini(t)
 		c := config(rc)
-		other, u := request(t, c, "x"), user{make(chan error, 1)}
+		other, u := request(t, c, "x"), counted{make(chan error, 1)}
 		if err := other.Acquire(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -137,10 +140,10 @@ func TestOverloadLosesNoMoreThanTheExcess(t *testing.T) {
 			p.Acknowledge(acquired)
 			p.node.Renewer.Renew(&p.Lease, true, acquired, script.Reply{Status: script.Granted, Value: 1})
 			a.grant(1)
-			if err := a.Join(user{make(chan error, 1)}, nil, true); err != nil {
+			if err := a.Join(counted{make(chan error, 1)}, nil, true); err != nil {
 				t.Fatal(err)
 			}
-			if err := m.Set(a.Keys.Name(), p.ID.(string)); err != nil {
+			if err := m.Set(a.Keys.Name(), p.ID()); err != nil {
 				t.Fatal(err)
 			}
 			m.SetTTL(a.Keys.Name(), ttl)

@@ -45,14 +45,16 @@ func newSeveralNodes(a *Acquisition, origin Origin) *severalNodes {
 		since:       slices.Repeat([]clock.Instant{clock.Always}, n),
 	}
 	a.parts = make([]*part, n)
+	number := node.NewNumber()
 	for i := range a.parts {
-		a.parts[i] = new(part).init(a, i)
+		a.parts[i] = new(part).init(a, i, number)
 	}
 	return s
 }
 
-func (s *severalNodes) id() string { return s.name }
-func (s *severalNodes) score() any { return s.rank }
+func (s *severalNodes) id() string   { return s.name }
+func (s *severalNodes) score() any   { return s.rank }
+func (s *severalNodes) place() int64 { return s.origin.Rank }
 
 func (s *severalNodes) acquire(ctx context.Context) error {
 	if err := s.askEach(ctx); err != nil {
@@ -130,7 +132,12 @@ func (s *severalNodes) decide() {
 	soon := s.soon()
 	c := s.count(soon)
 	n := len(s.parts)
-	s.queued = s.queued || !s.try && quorum.Decide(n, c.in, c.failed) == quorum.Yes
+	if !s.queued && !s.try && quorum.Decide(n, c.in, c.failed) == quorum.Yes {
+		s.queued = true
+		if s.Config.Trace != nil {
+			s.wake() // to tell that it waits
+		}
+	}
 	switch {
 	case quorum.Decide(n, c.granted, 0) == quorum.Yes:
 		s.agreeOnToken(soon, c.highest)
@@ -210,7 +217,7 @@ func (s *severalNodes) agreeOnToken(soon clock.Instant, highest uint64) {
 			}
 		}
 		if same >= quorum.Majority(len(s.parts)) && p.token >= s.floor {
-			s.grantedAt, s.name = clock.Now(), s.parts[0].ID.(string)
+			s.grantedAt, s.name = clock.Now(), s.parts[0].ID()
 			s.grant(p.token)
 			return
 		}
@@ -317,13 +324,18 @@ func (s *severalNodes) onAnswer(p *part, sent clock.Instant, rank int64, err err
 	switch {
 	case err == nil:
 		if time.Duration(clock.Now()-sent) < c.Timeout {
-			p.node.Health.MarkUp()
+			if p.node.Health.MarkUp() && c.Trace != nil {
+				c.Trace.NodeUp(p.nodeName())
+			}
 		}
 	case errors.Is(err, lockerr.ErrNotLock), lockerr.Has(err, lockerr.Full), lockerr.Has(err, lockerr.NoConnection),
 		err == node.ErrInterrupted:
 	case lockerr.Has(err, lockerr.Deadline) && p.node.Health.HeardSince(sent): // the call may have waited in the client
 	case p.node.Health.MarkDown(err):
 		c.Log.Error(s.Keys.Name(), "a node is down; it is tried again in the background", s.onNode(p, err))
+		if c.Trace != nil {
+			c.Trace.NodeDown(p.nodeName(), err)
+		}
 	}
 }
 
@@ -539,7 +551,7 @@ func (s *severalNodes) explainNodes(what string) error {
 		if mostForeign || replied >= majority {
 			why = lockerr.DemoteRedis(why)
 		}
-		if is := errors.Is(why, lockerr.ErrNotLock); is && !mostForeign || why == lockerr.ErrLock && mostForeign {
+		if is := errors.Is(why, lockerr.ErrNotLock); is && !mostForeign || isRefusal(why) && mostForeign {
 			why = lockerr.Demote(why)
 		}
 		format += "; %s: %w"

@@ -116,6 +116,13 @@ func (p *part) callBehind(ctx context.Context, front *part, c script.Command, pl
 	return p.node.CallBoth(ctx, a.Config.TTL, front.acquireCommand(false), onAcquired, c, place)
 }
 
+// CurrentID returns the id under which the first node knows a, or is asked for it, now.
+func (a *Acquisition) CurrentID() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.parts[0].ID()
+}
+
 // Trusted reports whether a is held and will be trusted for longer than that instant.
 func (a *Acquisition) Trusted(until clock.Instant) bool {
 	a.mu.Lock()

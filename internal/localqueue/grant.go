@@ -31,10 +31,11 @@ func Strict(c *acquisition.Config, keys *script.Keys, write, try bool) *Grant {
 }
 
 // Acquire acquires g, which Strict has returned, for a user.
-func (g *Grant) Acquire(ctx context.Context, u acquisition.User) error {
+func (g *Grant) Acquire(ctx context.Context, u User) error {
 	if err := g.turn.acq.Acquire(ctx); err != nil {
 		return err
 	}
+	u.Granted(g, false)
 	return g.turn.acq.Join(u, nil, g.wrote)
 }
 
@@ -82,6 +83,9 @@ func (g *Grant) Token() uint64 {
 	return g.turn.acq.Token()*MaxGrants + uint64(g.number)
 }
 
+// How returns the place that g had in the queue of several nodes, or 0, and whether it was granted by message.
+func (g *Grant) How() (rank int64, pushed bool) { return g.turn.acq.How() }
+
 // Cause returns why g was lost. It must have been lost.
 func (g *Grant) Cause() error { return g.turn.acq.Cause() }
 
@@ -91,7 +95,7 @@ func (g *Grant) Supersede() { g.turn.acq.Supersede() }
 // Admits reports whether another lock can be nested in u, a lock of g.
 func (g *Grant) Admits(u acquisition.User) bool { return g.turn.acq.Admits(u) }
 
-// Usable returns nil, or an error that matches ErrUnlocked or ErrLockLost if u has ended.
+// Usable returns nil, or an error that matches ErrUnlocked, ErrLockLost or ErrRevoked if u has ended.
 func (g *Grant) Usable(u acquisition.User) error { return g.turn.acq.Usable(u) }
 
 // Nest nests u in outer, a lock of g.

@@ -10,8 +10,9 @@ import (
 // A User is a lock that a request waits for.
 type User interface {
 	acquisition.User
-	// Granted tells under what the lock is granted. It must take no mutex, and may be called again.
-	Granted(g *Grant)
+	// Granted tells under what the lock is granted, and whether the process has passed it on. It must take no mutex, and
+	// may be called again.
+	Granted(g *Grant, local bool)
 }
 
 // A waiter is a request that has not been served. The fields are guarded by the mutex of its queue, except those that are

@@ -33,6 +33,8 @@
 //	T11  A loss ends all locks under an acquisition, and the queue goes on (Grant.Lost). The first error ends all waits
 //	     (queue.fail), unless Redis has acknowledged something that stands for them (queue.choose). A hook or a logger
 //	     that panics ends the wait of its own goroutine only (queue.abort).
+//	T12  A revoked acquisition ends all locks under it, as a loss does, or, if it waits, the wait of the head
+//	     (queue.onAcquired).
 //
 // # Mutexes
 //
@@ -42,8 +44,8 @@
 package localqueue
 
 import (
+	"cmp"
 	"context"
-	"fmt"
 	"sync"
 	"unique"
 
@@ -124,6 +126,9 @@ func (q *queue) wait(ctx context.Context, w *waiter) error {
 	}
 	q.mu.Unlock()
 	if w.done != nil {
+		if w.config.Trace != nil {
+			w.config.Trace.Waiting(ctx, true)
+		}
 		select {
 		case <-w.done:
 		case <-ctx.Done():
@@ -148,12 +153,8 @@ func (q *queue) giveUp(w *waiter) {
 
 // try serves w at once or not at all. What it acquires begins no turn.
 func (q *queue) try(ctx context.Context, w *waiter) error {
-	refused, granted := q.tryLocally(w)
-	switch {
-	case granted:
-		return nil
-	case refused:
-		return fmt.Errorf("%w: %q", lockerr.ErrLock, w.keys.Name())
+	if granted, err := q.tryLocally(w); granted || err != nil {
+		return err
 	}
 	t := w.turn()
 	t.init(q, w, true)
@@ -164,7 +165,7 @@ func (q *queue) try(ctx context.Context, w *waiter) error {
 	defer q.mu.Unlock()
 	q.push(t)
 	t.ends = clock.Always
-	granted = q.grant(t, w)
+	granted := q.grant(t, w)
 	q.goOn(q.update())
 	if !granted {
 		return acquisition.ErrRetry
@@ -172,9 +173,9 @@ func (q *queue) try(ctx context.Context, w *waiter) error {
 	return nil
 }
 
-// tryLocally grants w a lock if a turn allows it and nobody waits. It refuses w if a lock or a waiter of this process is
-// in the way. If neither, Redis is to be asked.
-func (q *queue) tryLocally(w *waiter) (refused, granted bool) {
+// tryLocally grants w a lock if a turn allows it and nobody waits. It refuses w, with an error, if a lock or a waiter of this
+// process is in the way. If neither, Redis is to be asked.
+func (q *queue) tryLocally(w *waiter) (granted bool, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	now := clock.Now()
@@ -184,26 +185,43 @@ func (q *queue) tryLocally(w *waiter) (refused, granted bool) {
 	}
 	if !waiting {
 		if t := q.turnFor(w, now); t != nil && q.grant(t, w) {
-			return false, true
+			return true, nil
 		}
 	}
 	excluded := waiting && (w.write || q.line(w) == &q.rest && (q.first.writes() || q.rest.writes()))
-	return excluded || q.conflicts(w, now), false
+	t := q.conflicting(w, now)
+	if t == nil && !excluded {
+		return false, nil
+	}
+	return false, q.heldBy(w, t)
 }
 
-// conflicts reports whether a lock of this process excludes w.
-func (q *queue) conflicts(w *waiter, now clock.Instant) bool {
+// conflicting returns an acquisition of this process whose locks exclude w, or nil.
+func (q *queue) conflicting(w *waiter, now clock.Instant) *turn {
 	for t := q.turns; t != nil; t = t.next {
 		if (t.users < 0 || w.write) && t.acq.Trusted(now) {
-			return true
+			return t
 		}
 	}
 	for t := range q.spent {
 		if w.write && t.acq.Trusted(now) {
-			return true
+			return t
 		}
 	}
-	return false
+	return nil
+}
+
+// heldBy returns the error of a try that t excludes or, if that is nil, a waiter: the acquisition in the way is then the one
+// that waits in Redis for the head, or one whose turn the head waits for.
+func (q *queue) heldBy(w *waiter, t *turn) error {
+	if t == nil {
+		t = cmp.Or(q.pending, q.turns)
+	}
+	id := ""
+	if t != nil {
+		id = t.acq.CurrentID()
+	}
+	return acquisition.Held(w.keys.Name(), id)
 }
 
 // line is where w waits.
@@ -283,7 +301,7 @@ func (q *queue) turnFor(w *waiter, now clock.Instant) *turn {
 // grant grants w a lock under t. If t has ended, grant drops it and returns false.
 func (q *queue) grant(t *turn, w *waiter) bool {
 	*w.grant = Grant{turn: t, locks: 1, number: t.grants, write: w.write, wrote: w.write}
-	w.user.Granted(w.grant)
+	w.user.Granted(w.grant, t.ends != clock.Never && t.ends != clock.Always)
 	if t.acq.Join(w.user, nil, w.write) != nil {
 		q.drop(t)
 		return false
@@ -384,6 +402,11 @@ func (q *queue) onAcquired(t *turn, err error) {
 		q.acknowledged = true
 		t.ends = clock.Never
 		q.push(t)
+	case lockerr.KindOf(err) == lockerr.ErrRevoked: // what waited for the head
+		q.acknowledged = true
+		if w := q.head(); w != nil {
+			q.end(w, err)
+		}
 	case err != acquisition.ErrRetry:
 		q.fail(err)
 	}

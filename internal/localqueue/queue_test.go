@@ -101,6 +101,8 @@ type lateUser struct {
 	tell chan struct{}
 }
 
+func (l *lateUser) Watch() (acquisition.User, bool) { return l, false }
+
 func (l *lateUser) End(cause error) { <-l.tell; l.caller.End(cause) }
 
 // T2, T11: nobody is served under an acquisition that was lost, though it is in its turn and its queue has not heard of it.
@@ -141,7 +143,7 @@ type nosyUser struct {
 	look func(g *Grant)
 }
 
-func (n *nosyUser) Granted(g *Grant) { n.look(g); n.caller.Granted(g) }
+func (n *nosyUser) Granted(g *Grant, local bool) { n.look(g); n.caller.Granted(g, local) }
 
 // passOn has holder, a writer, unlock within the turn while next waits for the lock. It returns what becomes of both.
 func passOn(t *testing.T, holder *caller, next *nosyUser) (served chan error, unlocked error) {
@@ -273,8 +275,11 @@ type caller struct {
 	reads  bool // it was downgraded
 }
 
-func (c *caller) End(cause error)  { c.lost = cause; c.grant.Lost() }
-func (c *caller) Granted(g *Grant) { c.grant = g }
+func (c *caller) Self() any                           { return c }
+func (c *caller) End(cause error)                     { c.lost = cause; c.grant.Lost() }
+func (c *caller) Watch() (_ acquisition.User, _ bool) { return c, false }
+func (c *caller) Forget()                             {}
+func (c *caller) Granted(g *Grant, _ bool)            { c.grant = g }
 func (c *caller) String() string {
 	kind := map[bool]string{true: "w", false: "r"}[c.write]
 	if c.try {

@@ -15,14 +15,16 @@ import (
 var (
 	ErrLock     = errors.New("redismutex: held by others")
 	ErrLockLost = errors.New("redismutex: lock lost")
+	ErrRevoked  = errors.New("redismutex: lock revoked")
 	ErrUnlocked = errors.New("redismutex: unlocked")
+	ErrNoSuchID = errors.New("redismutex: no holder or waiter has this id")
 	ErrUpgrade  = errors.New("redismutex: a read lock cannot become a write lock")
 	ErrRedis    = errors.New("redismutex: redis failed")
 	ErrNotLock  = errors.New("redismutex: key holds data that is no lock")
 	ErrInvalid  = errors.New("redismutex: invalid argument")
 )
 
-var sentinels = []error{ErrLock, ErrLockLost, ErrUnlocked, ErrUpgrade, ErrRedis, ErrNotLock, ErrInvalid}
+var sentinels = []error{ErrLock, ErrLockLost, ErrRevoked, ErrUnlocked, ErrNoSuchID, ErrUpgrade, ErrRedis, ErrNotLock, ErrInvalid}
 
 // Sentinel returns the sentinel that err matches, or nil.
 func Sentinel(err error) error {
@@ -89,8 +91,35 @@ func Upgrade(key string) error {
 	return fmt.Errorf("%w: %q: unlock it first, or lock for writing in the first place", ErrUpgrade, key)
 }
 
+// A HeldError is returned by a try, or by a wait that has run out, when others are in the way. It matches ErrLock.
+type HeldError struct {
+	Key string // the lock
+
+	// Holder is the id in the way: that of the writer, of one of the readers, or of the first waiter. It is "" if it is not
+	// known. Process is the name of its process: "<host>/<pid>", or what SetProcessName was given there.
+	Holder, Process string
+}
+
+func (e *HeldError) Error() string {
+	if e.Holder == "" {
+		return fmt.Sprintf("%v: %q", ErrLock, e.Key)
+	}
+	return fmt.Sprintf("%v: %q by %s", ErrLock, e.Key, e.Holder)
+}
+
+// Is reports whether target is ErrLock.
+func (e *HeldError) Is(target error) bool { return target == ErrLock }
+
 // Of returns an error of that kind with that cause.
 func Of(kind, cause error) error { return caused{kind, cause, 0} }
+
+// KindOf returns the kind of an error that Of, Redis or Script has returned, or nil. It calls no foreign code.
+func KindOf(err error) error {
+	if e, ok := err.(caused); ok {
+		return e.kind
+	}
+	return nil
+}
 
 // Has reports whether err is an error of Redis with that trait.
 func Has(err error, t Trait) bool {
@@ -143,7 +172,7 @@ func (e caused) Is(target error) bool {
 	switch target {
 	case e.kind:
 		return true
-	case context.Canceled, context.DeadlineExceeded, ErrRedis, ErrLock, ErrLockLost, ErrUnlocked, ErrUpgrade, ErrNotLock, ErrInvalid:
+	case context.Canceled, context.DeadlineExceeded, ErrRedis, ErrLock, ErrLockLost, ErrRevoked, ErrUnlocked, ErrNoSuchID, ErrUpgrade, ErrNotLock, ErrInvalid:
 		return false
 	}
 	return errors.Is(e.cause, target)

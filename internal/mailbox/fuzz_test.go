@@ -1,7 +1,6 @@
 package mailbox
 
 import (
-	"fmt"
 	"math"
 	"regexp"
 	"slices"
@@ -34,12 +33,14 @@ func FuzzMailboxMessages(f *testing.F) {
 		"", " ", "1700000000000001 1", "0 1 2 3", "0 3 2 1 2", "5", "5 ", "5  1", " 5 1", "-1 1", "5 -1", "+5 1", "x 1", "5 x 1",
 		"5 1 x 2", "5 1\n2", "5\t1", "0x5 1", "5 1.0", "5 01", "18446744073709551615 18446744073709551615",
 		"18446744073709551616 1", "5 18446744073709551617", "5 18446744073709551616 1", "٥ ١", "5 1\x00", "5 1_0 10", "5 10 0", "5 4294967298",
+		"revoked 7", "revoked", "revoked ", "revoked 7 8", "revoked x", "Revoked 7", "revoked -7", "revoked 18446744073709551616",
 	} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, message string) {
 		var got []grant
-		b := New(nil, "box")
+		var revoked []uint64
+		b := New(nil, "box", func(n uint64) { revoked = append(revoked, n) })
 		// The waiters: a few fixed numbers, and all that the message names.
 		numbers := []uint64{0, 1, 2, 3, 10, math.MaxUint64}
 		var named []grant
@@ -55,7 +56,7 @@ func FuzzMailboxMessages(f *testing.F) {
 			named = nil // without a token it grants nothing
 		}
 		for _, n := range numbers {
-			b.Join(fmt.Sprint("box:", n), recorder{n, &got})
+			b.Join(n, recorder{n, &got})
 		}
 		b.Deliver(message)
 		if len(got) > len(named) || !slices.Equal(got, named[:len(got)]) {
@@ -65,14 +66,23 @@ func FuzzMailboxMessages(f *testing.F) {
 			t.Errorf("%q: want grants to all of %v, got %v", message, named, got)
 		}
 
+		if n, is := strings.CutPrefix(message, "revoked "); !is && revoked != nil || is && (len(revoked) == 1) != isNumber(n) {
+			t.Errorf("%q: revoked %v", message, revoked)
+		}
+
 		// A waiter that has left receives nothing.
 		got = nil
 		for _, n := range numbers {
-			b.Leave(fmt.Sprint("box:", n))
+			b.Leave(n)
 		}
 		b.Deliver(message)
 		if got != nil {
 			t.Errorf("%q: want no grant after all have left, got %v", message, got)
 		}
 	})
+}
+
+func isNumber(s string) bool {
+	_, err := strconv.ParseUint(s, 10, 64)
+	return err == nil
 }

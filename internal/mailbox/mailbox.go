@@ -1,10 +1,11 @@
 // Package mailbox delivers grants to the waiters of one process.
 //
-// A mailbox is one Pub/Sub channel with a random name, on which one process
-// receives the grants of its waiters. It is subscribed while a waiter has joined
-// and for a while after. Redis may lose messages, so each time the subscription
-// starts or ends the mailbox makes every waiter look: it renews its lease, and the
-// reply tells it whether it has been granted the lock.
+// A mailbox is one Pub/Sub channel with a name of its own, on which one process
+// receives the grants of its waiters, and learns that an id was revoked. It is
+// subscribed while a waiter has joined, or a holder renews, and for a while
+// after. Redis may lose messages, so each time the subscription starts or ends
+// the mailbox makes every waiter look: it renews its lease, and the reply tells it
+// whether it has been granted the lock.
 package mailbox
 
 import (
@@ -55,15 +56,17 @@ type Waiter interface {
 
 // A Box is a mailbox. Its methods are safe for concurrent use.
 type Box struct {
-	name  string
-	sub   Subscriber
-	hears atomic.Bool
+	name    string
+	sub     Subscriber
+	revoked func(n uint64)
+	hears   atomic.Bool
 
 	mu      sync.Mutex
 	waiters map[uint64]Waiter
 	pubsub  *redis.PubSub       // nil: closed
 	settled chan struct{}       // closed when the subscription has been confirmed or has failed
 	stop    chan struct{}       // closed to end the subscription
+	open    time.Time           // until then it stays open without a waiter
 	idle    *time.Timer         // runs while there is no waiter
 	idles   int                 // the number of that timer
 	swept   time.Time           // when all waiters last had to look
@@ -71,9 +74,10 @@ type Box struct {
 }
 
 // New returns a mailbox on the channel of that name. With a nil Subscriber it
-// never receives a message.
-func New(sub Subscriber, name string) *Box {
-	return &Box{name: name, sub: sub, waiters: map[uint64]Waiter{}}
+// never receives a message. Revoked is called with the number of each id that a
+// message revokes, of a waiter or of a holder; it must not block.
+func New(sub Subscriber, name string, revoked func(n uint64)) *Box {
+	return &Box{name: name, sub: sub, revoked: revoked, waiters: map[uint64]Waiter{}}
 }
 
 // Name returns the name of the channel.
@@ -84,11 +88,29 @@ func (b *Box) Hears() bool { return b.hears.Load() }
 
 // Join delivers the messages for an id to w, and opens the mailbox if it is
 // closed. The channel it returns is closed when the subscription has been
-// confirmed or has failed. An id is the name of the mailbox, ":", and a number.
-func (b *Box) Join(id string, w Waiter) (settled <-chan struct{}) {
+// confirmed or has failed. An id is the name of the mailbox, ":", and the number n.
+func (b *Box) Join(n uint64, w Waiter) (settled <-chan struct{}) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.waiters[b.number(id)] = w
+	b.waiters[n] = w
+	return b.subscribe()
+}
+
+// StayOpen opens the mailbox, if it is closed, and keeps it open for that long,
+// also without a waiter: a holder that is revoked learns of it by a message.
+func (b *Box) StayOpen(d time.Duration) {
+	if b.sub == nil {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.open = time.Now().Add(d)
+	b.subscribe()
+	b.closeLater()
+}
+
+// subscribe opens the mailbox if it is closed, and has it stay open.
+func (b *Box) subscribe() (settled <-chan struct{}) {
 	if b.idle != nil {
 		b.idle.Stop()
 		b.idle = nil
@@ -105,21 +127,20 @@ func (b *Box) Join(id string, w Waiter) (settled <-chan struct{}) {
 	return b.settled
 }
 
-// number returns the number in an id.
-func (b *Box) number(id string) uint64 {
-	n, _ := strconv.ParseUint(id[strings.LastIndexByte(id, ':')+1:], 10, 64)
-	return n
-}
-
 // Leave undoes Join: later messages for the id are ignored.
-func (b *Box) Leave(id string) {
+func (b *Box) Leave(n uint64) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	delete(b.waiters, b.number(id))
+	delete(b.waiters, n)
+	b.closeLater()
+}
+
+// closeLater closes the mailbox, unless it has a waiter, when it has lingered.
+func (b *Box) closeLater() {
 	if len(b.waiters) == 0 && b.stop != nil && b.idle == nil {
 		b.idles++
 		which := b.idles
-		b.idle = time.AfterFunc(linger, func() { b.closeIdle(which) })
+		b.idle = time.AfterFunc(max(linger, time.Until(b.open)), func() { b.closeIdle(which) })
 	}
 }
 
@@ -288,12 +309,19 @@ func (b *Box) sweep() {
 }
 
 // Deliver calls Granted on the waiters that a message names. A message is
-// "<token> <n> <n> …"; the token of readers is 0. Anything else is ignored.
+// "<token> <n> <n> …"; the token of readers is 0. Or it is "revoked <n>": that
+// id has been revoked. Anything else is ignored.
 func (b *Box) Deliver(message string) {
 	if message == "" {
 		return
 	}
 	first, rest, _ := strings.Cut(message, " ")
+	if first == "revoked" {
+		if n, err := strconv.ParseUint(rest, 10, 64); err == nil {
+			b.revoked(n)
+		}
+		return
+	}
 	token, err := strconv.ParseUint(first, 10, 64)
 	for err == nil && rest != "" {
 		first, rest, _ = strings.Cut(rest, " ")

@@ -75,6 +75,7 @@ const (
 	Renew               // renew the lease
 	Release             // release the lock or leave the queue
 	HandOn              // hand the lock on and do nothing else
+	Revoke              // release the lock or leave the queue, for somebody else
 )
 
 // An Op is one call of a script.
@@ -87,7 +88,7 @@ type Op struct {
 	Age       int64 // of Acquire, not in a quorum: how long the request has waited, in µs
 	Class     int   // of Acquire; in a quorum, of every verb
 	Alone     bool  // of Renew: renew a writer, looking at the holder key only
-	Tombstone int64 // of Release: the life of the tombstone, or 0 for none
+	Tombstone int64 // of Release: the life of the tombstone, or 0 for none; of Revoke: its life
 
 	// Of a quorum only. The rank is the same on all nodes, and a writer proposes it
 	// as its token, so that the nodes agree on both.
@@ -114,8 +115,9 @@ func (s Status) String() string {
 // A Reply is the reply of a script, with the grants that it made.
 type Reply struct {
 	Status Status
-	Value  int64   // the token of a writer; of Waiting, ms until the lease in front ends
-	Grants []Grant // in the order of the queue
+	Value  int64    // the token of a writer; of Waiting, ms until the lease in front ends
+	Grants []Grant  // in the order of the queue
+	InWay  []string // of Busy: the holders that exclude the caller, or else the first waiter
 
 	// Of a quorum only.
 	Preceded bool  // the caller holds the lock, and a waiter ranks before it
@@ -139,10 +141,15 @@ func (s State) Step(now Time, op Op) (State, Reply) {
 		r.Status, r.Value = m.renew(op)
 	case Release:
 		r.Status = m.release(op)
+	case Revoke:
+		r.Status = m.revoke(op)
 	case HandOn:
 		m.handOn()
 	}
-	r.Grants = m.grants
+	if r.Status == Gone && op.Verb == Renew && !op.Alone && m.tombstoned(op.ID) {
+		r.Status = Tombstoned // it was revoked, or its owner would not ask
+	}
+	r.Grants, r.InWay = m.grants, m.inWay
 	if m.quorum && !op.Alone {
 		me := Participant{ID: op.ID, Kind: op.Kind, Class: op.Class, Rank: op.Rank}
 		again := op.Verb == Renew || m.again
@@ -179,6 +186,7 @@ type machine struct {
 	quorum bool
 	again  bool // the id had been acquired before
 	grants []Grant
+	inWay  []string
 }
 
 // acquire grants the lock if it is free and no waiter ranks before the caller, and
@@ -187,7 +195,7 @@ type machine struct {
 func (m *machine) acquire(op Op) (Status, int64) {
 	m.handOn()
 	p := Participant{ID: op.ID, Kind: op.Kind, Ends: m.now.ms() + op.TTL, Class: op.Class, Rank: op.Rank}
-	if _, tombstoned := m.Tombstones[p.ID]; tombstoned {
+	if m.tombstoned(p.ID) {
 		return Tombstoned, 0
 	}
 	if m.find(p.ID) != nil {
@@ -206,6 +214,13 @@ func (m *machine) acquire(op Op) (Status, int64) {
 		return m.status(p.ID, 0)
 	}
 	if op.Try {
+		if m.fits(p) {
+			m.inWay = []string{m.Queue[0].ID}
+		} else {
+			for _, q := range m.Holders {
+				m.inWay = append(m.inWay, q.ID)
+			}
+		}
 		return Busy, 0
 	}
 	m.Queue = slices.Insert(m.Queue, place, p)
@@ -274,6 +289,23 @@ func (m *machine) release(op Op) Status {
 	}
 	m.handOn()
 	return status
+}
+
+// revoke is a release by the owner, with a tombstone, if the id is there. The owner is told.
+func (m *machine) revoke(op Op) Status {
+	if m.find(op.ID) != nil {
+		return m.release(op)
+	}
+	m.handOn()
+	if m.tombstoned(op.ID) {
+		return Tombstoned
+	}
+	return Gone
+}
+
+func (m *machine) tombstoned(id string) bool {
+	_, is := m.Tombstones[id]
+	return is
 }
 
 // handOn grants the lock to the head of the queue, and to the next, until one has to

@@ -148,6 +148,29 @@ var mutants = []mutant{
 	{"the text of an error is read under the mutex", "internal/lockerr/lockerr.go", "c := caused{ErrRedis, readOnce(cause), 0}", "c := caused{ErrRedis, cause, 0}", scenario("TestErrorsOfTheClientMayCallTheLibrary")},
 	{"the first unlock releases the acquisition", "internal/acquisition/shared.go", "	case !a.users.none():\n", "	case false:\n", sim},
 
+	{"a refused try names a waiter where a writer holds", "lua/lib/acquire.lua", "		return call('GET', HOLDER)\n", "		return string.sub(call('ZRANGE', INTENTS, '0', '0')[1] or '', 2)\n", model},
+	{"a try that is refused in its process names nobody", "internal/localqueue/queue.go", "		id = t.acq.CurrentID()\n", "", scenario("TestRefusedTryNamesWhoIsInTheWay")},
+
+	{"the time to wait bounds the lock", "lock.go", "context.WithCancelCause(r.ctx)", "context.WithCancelCause(r.until)", scenario("TestWaitBoundsTheWaitAndNotTheLock")},
+
+	{"a panic leaves the lock", "lock.go", "		if !returned {\n", "		if !returned && false {\n", scenario("TestDoUnlocksAfterAPanic")},
+
+	// Inspecting.
+	{"inspecting shows waiters whose lease has ended", "lua/inspect.lua", "	if ms > 0 and #waiters", "	if #waiters", model},
+	{"inspecting counts waiters whose lease has ended", "lua/inspect.lua", "		waiting = waiting - 1\n", "", model},
+	{"inspecting takes out who has ended", "lua/inspect.lua", "local most = format", "if #ended > 0 then\n	call('ZREM', LEASES, unpack(ended))\nend\nlocal most = format", model},
+	{"a node of several makes the conclusion", "inspect.go", "		if len(ps) < majority {\n", "		if len(ps) < 1 {\n", scenario("TestInspectOfSeveralNodesShowsWhatTheMajoritySays")},
+
+	// Revoking.
+	{"a revocation hands nothing on", "lua/revoke.lua", "drop()\nhand_on()\n", "drop()\n", model},
+	{"a revocation tells nobody", "lua/revoke.lua", "		send(mailbox, 'revoked ' .. number)\n", "", model},
+	{"a revoked id may acquire again", "lua/revoke.lua", "	call('ZADD', LEASES, format('%d', now + TOMBSTONE), '-' .. id)\n", "", model},
+	{"whoever holds is revoked", "lua/revoke.lua", "if writer and belongs(writer) then", "if writer then", model},
+	{"a revocation knows one id of several", "lua/revoke.lua", "string.match(score and ID or '', OF_ONE)", "string.match('', OF_ONE)", scenario("TestRevokeOnSeveralNodesFindsAllIDs")},
+	{"a message does not end a lock", "internal/node/renewer.go", "			go l.owner.OnExpired(lockerr.ErrRevoked) // it calls foreign code\n", "", scenario("TestRevokedLockEndsAtOnceAndIsHandedOn")},
+	{"a renewal does not tell that the id was revoked", "internal/node/renewer.go", "			why = lockerr.ErrRevoked\n", "", scenario("TestRevocationIsLearnedAtTheNextRenewal")},
+	{"a revoked waiter ends all waits of its queue", "internal/localqueue/queue.go", "	case lockerr.KindOf(err) == lockerr.ErrRevoked:", "	case false:", scenario("TestRevokedWaiterIsTheHeadOfItsQueue")},
+
 	// Turns.
 	{"requests with another TTL share a queue", "internal/acquisition/config.go", `strings.Join(names, " "), c.TTL, c.Drift`, `strings.Join(names, " "), 0, 0`, scenario("TestEqualRequestsShareAQueue")},
 	{"a newcomer overtakes", "internal/localqueue/queue.go", "	q.line(w).push(w)\n	mine := ",
@@ -192,6 +215,17 @@ var mutants = []mutant{
 	// Crowds.
 	{"a waiter for a lock on a closed client goes on", "internal/acquisition/part.go", " || lockerr.Has(err, lockerr.ClientClosed)", "", scenario("TestWaiterOnAClosedClientGetsAnError")},
 	{"a renewal takes foreign data for lost data", "internal/node/renewer.go", "			why = lockerr.Foreign(r.Data)\n", "			why = ErrGone\n", scenario("TestWaitersGetErrNotLockForForeignData")},
+
+	// Forgotten locks.
+	{"a forgotten lock is renewed for ever", "internal/acquisition/users.go", "		if taken {\n", "		if taken && false {\n", scenario("TestForgottenLockIsReleased")},
+	{"a context that descends from a lock does not keep it", "lock.go", "return c, c.lock.Value() == nil }", "return c, true }", scenario("TestContextKeepsALock")},
+	{"a forgotten lock leaves its context open", "lock.go", "	c.cancel(ErrUnlocked)\n	if err", "	if err", scenario("TestForgottenLockEndsItsContext")},
+
+	// The trace.
+	{"a trace does not hear of an end that comes before the grant", "trace.go", "	if c.over {\n		c.tellEnd()\n", "	if false {\n		c.tellEnd()\n", scenario("TestTraceTellsTheGrantBeforeTheEnd")},
+	{"a trace does not hear of the end of a lock", "trace.go", "		c.over, c.cause = true, cause\n		if c.granted != nil {\n", "		c.over, c.cause = true, cause\n		if c.granted != nil && cause == ErrUnlocked {\n", sim},
+	{"a trace that blocks is waited for", "trace.go", "		go t.run(m)\n", "		t.queue.mu.Unlock()\n		t.run(m)\n		t.queue.mu.Lock()\n", scenario("TestTraceThatBlocksHarmsNoLock")},
+	{"what a trace misses is not counted", "trace.go", "		q.dropped++\n", "", scenario("TestTraceThatBlocksHarmsNoLock")},
 }
 
 func TestMutantsFollowTheCode(t *testing.T) {

@@ -1,6 +1,10 @@
 package node
 
-import "container/heap"
+import (
+	"container/heap"
+	"iter"
+	"slices"
+)
 
 // An agenda is the leases of a node for which something is to be done, in two heaps:
 //
@@ -37,6 +41,17 @@ func (a *agenda) drop(l *Lease) {
 
 // fix moves l to where it belongs now.
 func (a *agenda) fix(l *Lease) { heap.Fix(a.heapOf(l), int(l.place-1)) }
+
+// all yields every lease.
+func (a *agenda) all() iter.Seq[*Lease] {
+	return func(yield func(*Lease) bool) {
+		for _, l := range slices.Concat(a.later.heapOfLeases, a.ready.heapOfLeases) {
+			if !yield(l) {
+				return
+			}
+		}
+	}
+}
 
 func (a *agenda) heapOf(l *Lease) heap.Interface {
 	if l.ready {

@@ -24,10 +24,10 @@ func (n *Node) Call(ctx context.Context, ttl time.Duration, c script.Command, pl
 		defer place.Free()
 		return n.Run(ctx, ttl, c)
 	}
-	return n.await(ctx, func() (script.Reply, error) {
+	return await(ctx, n, func() (script.Reply, error) {
 		defer place.Free()
 		sent := ctx
-		if c.Script == script.Unlock {
+		if c.Releases() {
 			sent = context.WithoutCancel(ctx) // a release is sent in any case
 		}
 		return n.Run(sent, ttl, c)
@@ -66,13 +66,35 @@ func (n *Node) CallBoth(ctx context.Context, ttl time.Duration, first script.Com
 	if ctx.Done() == nil {
 		return both()
 	}
-	return n.await(ctx, both)
+	return await(ctx, n, both)
+}
+
+// Inspect returns what the node says of the lock with these keys. It waits for a place among the releases, not behind the
+// crowd that it may be asked about, and returns ErrInterrupted as soon as ctx ends.
+func (n *Node) Inspect(ctx context.Context, keys *script.Keys) (script.Inspection, error) {
+	place := n.Limiter.Releases
+	if err := n.Admit(ctx, place, 0); err != nil {
+		return script.Inspection{}, err
+	}
+	return await(ctx, n, func() (script.Inspection, error) {
+		defer place.Free()
+		return script.ParseInspection(n.eval(ctx, keys.Inspect()))
+	})
+}
+
+// Revoke is Call for a revocation. Like an inspection it does not wait behind a crowd of acquires.
+func (n *Node) Revoke(ctx context.Context, ttl time.Duration, c script.Command) (script.Reply, error) {
+	place := n.Limiter.Releases
+	if err := n.Admit(ctx, place, 0); err != nil {
+		return script.Reply{}, err
+	}
+	return n.Call(ctx, ttl, c, place)
 }
 
 // await runs a call that frees its own place, and returns ErrInterrupted as soon as ctx ends.
-func (n *Node) await(ctx context.Context, f func() (script.Reply, error)) (script.Reply, error) {
+func await[T any](ctx context.Context, n *Node, f func() (T, error)) (none T, _ error) {
 	type answer struct {
-		reply script.Reply
+		reply T
 		err   error
 	}
 	answers := make(chan answer, 1)
@@ -85,11 +107,11 @@ func (n *Node) await(ctx context.Context, f func() (script.Reply, error)) (scrip
 	case a := <-answers:
 		if a.err != nil && hasEnded(ctx) {
 			<-ctx.Done()
-			return script.Reply{}, ErrInterrupted
+			return none, ErrInterrupted
 		}
 		return a.reply, a.err
 	case <-ctx.Done():
-		return script.Reply{}, ErrInterrupted
+		return none, ErrInterrupted
 	}
 }
 
@@ -118,7 +140,7 @@ func (n *Node) Run(ctx context.Context, ttl time.Duration, c script.Command) (sc
 		next, err = c.Script.Parse(n.eval(ctx, c))
 		more = next.More
 		n.Mailbox.Deliver(next.Grants)
-		if c.Script != script.Unlock {
+		if !c.Releases() {
 			r = next
 		} else if err != nil {
 			return r, nil // it has been released; renewals hand on the rest

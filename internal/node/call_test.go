@@ -27,7 +27,7 @@ func TestCallIsRepeatedForHalfATTLAtMost(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, %v each", name, took), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					calls := 0
-					n := &Node{Mailbox: mailbox.New(nil, "box"), process: func(_ context.Context, c redis.Cmder) error {
+					n := &Node{Mailbox: mailbox.New(nil, "box", nil), process: func(_ context.Context, c redis.Cmder) error {
 						calls++
 						redistest.Elapse(took)
 						c.(*redis.Cmd).SetVal([]any{int64(script.Waiting), int64(0), int64(1)}) // and more

@@ -130,12 +130,8 @@ func (h *Health) MarkDown(why error) bool {
 	return true
 }
 
-// MarkUp marks the node up: it has answered in time.
-func (h *Health) MarkUp() {
-	if h.outage.Load() != nil {
-		h.outage.Store(nil)
-	}
-}
+// MarkUp marks the node up, since it has answered in time, and reports whether it was down.
+func (h *Health) MarkUp() bool { return h.outage.Load() != nil && h.outage.Swap(nil) != nil }
 
 // Retry reports whether the node is down, its next trial is due, and the caller is the one to make it.
 func (h *Health) Retry() bool {

@@ -2,11 +2,13 @@ package node
 
 import (
 	"errors"
+	"strconv"
 	"sync/atomic"
 	"time"
 
 	"github.com/redismutex/redismutex/internal/clock"
 	"github.com/redismutex/redismutex/internal/logger"
+	"github.com/redismutex/redismutex/internal/mailbox"
 	"github.com/redismutex/redismutex/internal/script"
 )
 
@@ -53,8 +55,9 @@ var (
 // A Lease is how long one id counts on one node, as its renewer keeps it. The fields are guarded by the renewer's mutex,
 // except those that are set once and the atomic one.
 type Lease struct {
-	owner Owner
-	ID    any // a string, as scripts take it; set once
+	owner  Owner
+	box    *mailbox.Box // for messages to the id; set once
+	number uint64       // of the id, in its mailbox; set once
 
 	end    atomic.Int64  // when trust in it ends; of a release or a wake-up, when that is over
 	before clock.Instant // when its release was sent in vain; Always: never
@@ -74,9 +77,43 @@ type Lease struct {
 	Tombstone bool
 }
 
-// Init makes l the lease of a new id.
-func (l *Lease) Init(owner Owner, id string, write bool) {
-	l.owner, l.ID, l.Write, l.before = owner, id, write, clock.Always
+// Init makes l the lease of a new id on a node. The number of the id is one of NewNumber's or comes from NextID.
+func (l *Lease) Init(owner Owner, n *Node, number uint64, write bool) {
+	l.owner, l.box, l.number, l.Write, l.before = owner, n.Mailbox, number, write, clock.Always
+	n.lastID.Store(number)
+}
+
+// NextID returns the number for another id of the same acquisition on the same node. Few need a thousand: from then on it
+// is that of an acquisition of its own.
+func (l *Lease) NextID() uint64 {
+	if next := l.number + 1; next%idsEach != 0 {
+		return next
+	}
+	return NewNumber()
+}
+
+// ID returns the id: "<mailbox>:<n>".
+func (l *Lease) ID() string { return string((*id)(l).append(nil)) }
+
+// Listen delivers the messages for the id to w: see [mailbox.Box.Join].
+func (l *Lease) Listen(w mailbox.Waiter) (settled <-chan struct{}) { return l.box.Join(l.number, w) }
+
+// StopListening undoes Listen.
+func (l *Lease) StopListening() { l.box.Leave(l.number) }
+
+// An id is that of a lease, as an argument of a command. It is put together when go-redis marshals it: a held lock does not
+// keep it.
+type id Lease
+
+// MarshalBinary implements [encoding.BinaryMarshaler].
+func (i *id) MarshalBinary() ([]byte, error) {
+	return i.append(make([]byte, 0, len(i.box.Name())+len(":18446744073709551615"))), nil
+}
+
+func (i *id) String() string { return (*Lease)(i).ID() }
+
+func (i *id) append(b []byte) []byte {
+	return strconv.AppendUint(append(append(b, i.box.Name()...), ':'), i.number, 10)
 }
 
 // Until returns when trust in l ends.
@@ -85,7 +122,7 @@ func (l *Lease) Until() clock.Instant { return clock.Instant(l.end.Load()) }
 // Participant returns l as scripts know it.
 func (l *Lease) Participant() script.Participant {
 	r := l.owner.Request()
-	return script.Participant{Keys: r.Keys, Durations: r.Terms.Durations, ID: l.ID, Write: l.Write, Score: r.Score}
+	return script.Participant{Keys: r.Keys, Durations: r.Terms.Durations, ID: (*id)(l), Write: l.Write, Score: r.Score}
 }
 
 func (l *Lease) terms() *Terms { return l.owner.Request().Terms }

@@ -6,7 +6,6 @@ package node
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"math"
 	"reflect"
@@ -26,16 +25,6 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// channelPrefix begins the name of every mailbox, so that an ACL can allow them all.
-const channelPrefix = "redismutex:"
-
-// The names of this process' mailboxes begin alike. Ids of the same rank are ordered by name, so those of two processes are
-// in the same order on every node.
-var (
-	processName = channelPrefix + strings.ToLower(rand.Text()[:13]) + "."
-	mailboxes   atomic.Uint64
-)
-
 // A Node is one Redis client and what this process keeps for it. All mutexes on that client share it.
 type Node struct {
 	Addr     string // "" if the client does not tell
@@ -50,7 +39,7 @@ type Node struct {
 	pipeline   func() redis.Pipeliner                   // nil: the client has none
 	sharded    bool                                     // its calls go to several servers
 	resend     time.Duration                            // a call that took as long may have been sent twice
-	ids        atomic.Uint64
+	lastID     atomic.Uint64
 	mute       atomic.Bool // PUBLISH is refused
 	configSeen atomic.Bool // the server's settings have been looked at
 	workers    workers
@@ -113,7 +102,7 @@ func newNode(rc redis.Scripter) *Node {
 	if _, ring := rc.(*redis.Ring); ring {
 		sub = nil
 	}
-	n.Mailbox = mailbox.New(sub, processName+strconv.FormatUint(mailboxes.Add(1), 10))
+	n.Mailbox = mailbox.New(sub, ChannelPrefix+process.get()+"."+strconv.FormatUint(mailboxes.Add(1), 10), n.Renewer.onRevoked)
 	n.Renewer.node = n
 	n.Limiter = newLimiter(rc)
 	n.Requests = semaphore.NewWeighted(int64(connections(rc)))
@@ -121,15 +110,8 @@ func newNode(rc redis.Scripter) *Node {
 	return n
 }
 
-// NewID returns an id that no other acquisition has: "<mailbox>:<n>".
-func (n *Node) NewID() string {
-	var buf [64]byte
-	id := append(append(buf[:0], n.Mailbox.Name()...), ':')
-	return string(strconv.AppendUint(id, n.ids.Add(1), 10))
-}
-
 // LastID is the number of the newest id.
-func (n *Node) LastID() uint64 { return n.ids.Load() }
+func (n *Node) LastID() uint64 { return n.lastID.Load() }
 
 // resendAfter is the shortest time after which rc sends a command again whose reply was lost: its first back-off.
 func resendAfter(rc redis.Scripter) time.Duration {
@@ -159,7 +141,7 @@ func (n *Node) pushed() bool { return n.Mailbox.Hears() && !n.mute.Load() }
 func (n *Node) Note(r script.Reply, log logger.Logger) {
 	if r.Untold && !n.mute.Swap(true) {
 		log.Error("", "PUBLISH is refused; waiters are not woken, and poll every 250 ms at most",
-			errors.New("allow the command PUBLISH and the channels "+channelPrefix+"* in the ACL"))
+			errors.New("allow the command PUBLISH and the channels "+ChannelPrefix+"* in the ACL"))
 	}
 }
 

@@ -318,17 +318,40 @@ func (b *backlog) log() {
 			"for so many locks of so short a TTL (%v)", b.due, b.left.Round(time.Millisecond), r.Terms.TTL)))
 }
 
+// onRevoked ends the id of that number, if it waits or holds: a message says that it was revoked.
+func (rn *Renewer) onRevoked(number uint64) {
+	rn.mu.Lock()
+	defer rn.mu.Unlock()
+	for l := range rn.leases.all() {
+		if l.number == number && (l.task == renewWaiter || l.task == renewHolder) {
+			rn.leases.drop(l)
+			go l.owner.OnExpired(lockerr.ErrRevoked) // it calls foreign code
+			return
+		}
+	}
+}
+
 // call renews or releases leases.
 func (rn *Renewer) call(due []*Lease) {
 	start := clock.Now()
 	rn.mu.Lock()
 	calls, limit := callsFor(due)
+	longest := time.Duration(0)
+	for _, l := range due {
+		if l.task == renewHolder {
+			longest = max(longest, l.terms().TTL)
+		}
+	}
 	rn.mu.Unlock()
+	if longest > 0 { // who holds for that long can be told that it was revoked
+		rn.node.Mailbox.StayOpen(longest)
+	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(limit-start))
 	defer cancel()
 	rn.node.runAll(ctx, calls)
 
-	// A writer that turns out not to hold is renewed again with all keys, so that the script hands the lock on.
+	// A writer that turns out not to hold is renewed again with all keys, so that the script hands the lock on, and tells
+	// whether it was revoked.
 	var again []*call
 	for _, c := range calls {
 		if c.err == nil && c.reply.Status == script.Gone && c.command.HasOneKey() {
@@ -420,8 +443,11 @@ func (rn *Renewer) update(c *call, sent clock.Instant) (tell func()) {
 	case r.Status != script.Granted && r.Status != script.Waiting:
 		rn.leases.drop(l)
 		why := ErrGone
-		if r.Status == script.Foreign {
+		switch r.Status {
+		case script.Foreign:
 			why = lockerr.Foreign(r.Data)
+		case script.Tombstoned: // not by this process, which would not ask
+			why = lockerr.ErrRevoked
 		}
 		return func() { l.owner.OnExpired(why) }
 	}

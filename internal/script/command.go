@@ -31,7 +31,7 @@ func NewDurations(ttl time.Duration) Durations {
 type Participant struct {
 	Keys      *Keys
 	Durations Durations
-	ID        any // a string
+	ID        any // a string, or what marshals itself as one
 	Write     bool
 	Score     any // the place in the queue of every node, with several nodes; see Score
 }
@@ -92,6 +92,19 @@ func (p Participant) Release(tombstone bool) Command {
 	}
 	return Command{Unlock, args}.scored(p.Score)
 }
+
+// Revoke is the command that ends the acquisition of that id, which belongs to somebody else: with several nodes, whatever id
+// it has on the one that is asked.
+func (k *Keys) Revoke(id string, d Durations, several bool) Command {
+	args := []any{"evalsha", Revoke.digest, "4", k.holder, k.intents, k.leases, k.token, id, d.tombstone}
+	if several {
+		args = append(args, "0")
+	}
+	return Command{Revoke, args}
+}
+
+// Releases reports whether c releases an id, so that only the first reply tells whether the id was there.
+func (c Command) Releases() bool { return c.Script == Unlock || c.Script == Revoke }
 
 // command is a call of lock, rlock or refresh with their common arguments and one more.
 func (p Participant) command(s *Script, last any) Command {

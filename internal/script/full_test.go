@@ -40,7 +40,7 @@ func TestFullRedisKeepsTheLocksItHas(t *testing.T) {
 		t.Fatal(err)
 	}
 	s := &server{T: t, rc: rc, ep: node.Of(rc), keys: keys}
-	for _, verb := range []*script.Script{script.Lock, script.RLock, script.Refresh, script.Unlock} {
+	for _, verb := range []*script.Script{script.Lock, script.RLock, script.Refresh, script.Unlock, script.Revoke} {
 		rc.ScriptLoad(t.Context(), verb.Source())
 	}
 	type outcome struct {

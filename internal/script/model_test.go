@@ -123,7 +123,7 @@ func newRig(rc *redis.Client, quorum bool) *rig {
 
 // listen loads the scripts and subscribes to the mailboxes. It returns a function that closes the subscription.
 func (g *rig) listen() func() {
-	for _, s := range []*script.Script{script.Lock, script.RLock, script.Refresh, script.Unlock} {
+	for _, s := range []*script.Script{script.Lock, script.RLock, script.Refresh, script.Unlock, script.Inspect, script.Revoke} {
 		if err := g.rc.ScriptLoad(context.Background(), s.Source()).Err(); err != nil {
 			panic(err)
 		}
@@ -149,7 +149,7 @@ func (g *rig) listen() func() {
 // The verbs, as often as they are drawn, the simplest first.
 var verbs = []string{
 	"acquire", "acquire", "acquire", "acquire", "acquire again", "acquire again",
-	"release", "release", "release", "renew", "renew", "renew", "renew alone", "downgrade", "pass", "pass", "pass", "foreign",
+	"release", "release", "release", "renew", "renew", "renew", "renew alone", "downgrade", "inspect", "revoke", "pass", "pass", "pass", "foreign",
 }
 
 // step runs one verb on the server and in the model.
@@ -165,6 +165,9 @@ func (g *rig) step(t *rapid.T) {
 		return
 	case "foreign":
 		g.plant()
+		return
+	case "inspect":
+		g.inspect()
 		return
 	}
 	i := rapid.IntRange(0, len(g.actors)+2).Draw(t, "actor")
@@ -214,6 +217,9 @@ func (g *rig) step(t *rapid.T) {
 		}
 		op.Verb, op.Kind = model.Renew, model.Reader
 		g.call(a, op, a.as(model.Reader).Renew(0), "becomes a reader")
+	case "revoke":
+		op.Verb, op.Tombstone = model.Revoke, 2*a.TTL
+		g.call(a, op, a.Keys.Revoke(a.id, a.Durations, g.quorum), "is revoked")
 	case "release":
 		op.Verb = model.Release
 		what := "releases"
@@ -458,10 +464,66 @@ func (g *rig) call(a *actor, op model.Op, c script.Command, what string) {
 	}
 	b.read = g.state.Token != before.Token || g.state.TokenEnds != before.TokenEnds
 	g.checkReply(op, got, want, b, rests)
-	g.checkMessages(op, messages, got.Grants, want.Grants, b)
+	g.checkMessages(op, messages, got.Grants, want.Grants, op.Verb == model.Revoke && want.Status == model.Released, b)
 	g.found = g.parse(look)
 	if differs := g.found.differs(g.keys, &g.state, now, b); differs != "" {
 		g.fail("%s\n\tfound %+v\n\twant  %+v", differs, g.found, g.state)
+	}
+}
+
+// inspect looks at the lock: that tells what the model says, and changes nothing, not even what ended participants have left.
+func (g *rig) inspect() {
+	ctx := context.Background()
+	pipeline := g.rc.Pipeline()
+	begun := pipeline.Time(ctx)
+	before := pipeline.Eval(ctx, snapshotSource, nil)
+	sent := g.keys.Inspect().Redis(ctx)
+	_ = pipeline.Process(ctx, sent)
+	after := pipeline.Eval(ctx, snapshotSource, nil)
+	ended := pipeline.Time(ctx)
+	pipeline.Publish(ctx, box, "end of step")
+	_, _ = pipeline.Exec(ctx)
+	messages := g.receive()
+
+	now := model.Time(begun.Val().UnixMicro())
+	b := blur{ticks: model.Time(ended.Val().UnixMicro()) - now, ms: g.blur}
+	if b.ms += int64(b.ticks) / 1000; b.ms > tick/4 {
+		g.over = true
+		return
+	}
+	got, err := script.ParseInspection(sent)
+	g.note("somebody inspects -> %+v, %v", got, err)
+	was, is := g.lines(before), g.lines(after)
+	same := len(was) == len(is) && len(messages) == 0
+	for key, line := range was {
+		same = same && is[key].kind == line.kind && is[key].words == line.words && b.sameMs(is[key].ends, line.ends)
+	}
+	if !same {
+		g.fail("inspecting has changed %+v into %+v, and published %q", was, is, messages)
+	}
+	if g.foreign != "" {
+		if !errors.Is(err, ErrNotLock) {
+			g.fail("foreign data was not reported: %v", err)
+		}
+		return
+	}
+	if err != nil {
+		g.fail("%v", err)
+	}
+
+	want := g.state.At(now)
+	agrees := func(got []script.Seen, want []model.Participant) bool {
+		return slices.EqualFunc(got, want, func(s script.Seen, p model.Participant) bool {
+			waits := p.Rank == 0 || b.sameRank(s.Rank, p.Rank) &&
+				b.sameMs(s.Waited.Milliseconds(), max(0, int64(now)-p.Rank)/1000)
+			return s.ID == p.ID && s.Write == (p.Kind == model.Writer) && waits && b.sameMs(s.Lease.Milliseconds(), p.Ends-int64(now)/1000)
+		})
+	}
+	slices.SortFunc(got.Holders, func(p, q script.Seen) int { return strings.Compare(p.ID, q.ID) })
+	slices.SortFunc(want.Holders, func(p, q model.Participant) int { return strings.Compare(p.ID, q.ID) })
+	if !agrees(got.Holders, want.Holders) || !agrees(got.Waiters, want.Queue) || got.Holding != len(want.Holders) ||
+		got.Waiting != len(want.Queue) || !b.sameToken(got.Token, want.Token) {
+		g.fail("want %+v", want)
 	}
 }
 
@@ -503,7 +565,7 @@ func (g *rig) checkForeign(op model.Op, got script.Reply, err error, messages []
 		if !published {
 			words = m
 		}
-		if words != "" && !(token && strings.HasPrefix(words, "0 ")) { // readers need no token
+		if words != "" && !(op.Verb == model.Revoke && strings.HasPrefix(words, "revoked ")) && !(token && strings.HasPrefix(words, "0 ")) { // readers need no token
 			g.fail("foreign data, and a grant: %q", m)
 		}
 	}
@@ -538,17 +600,18 @@ func (g *rig) checkReply(op model.Op, got script.Reply, want model.Reply, b blur
 		value = b.sameMs(got.Value, want.Value) || got.Value == 0 && len(rests.leases) > 0
 	}
 	preceded := got.Preceded == want.Preceded || got.Preceded && len(rests.intents) > 0
-	last := got.Last == want.Last || got.Last == 0 && op.Verb == model.Release
+	last := got.Last == want.Last || got.Last == 0 && (op.Verb == model.Release || op.Verb == model.Revoke)
 	for _, rank := range rests.intents {
 		last = last || got.Last == rank || got.Last == rank+span
 	}
-	if model.Status(got.Status) != want.Status || !value || !preceded || !last || got.More || got.Untold {
+	if model.Status(got.Status) != want.Status || !value || !preceded || !last || got.More || got.Untold ||
+		(want.Status == model.Busy) != slices.Contains(want.InWay, got.Holder) {
 		g.fail("got %+v, want %+v", got, want)
 	}
 }
 
 // checkMessages compares the published messages, and the one in a reply, with the grants.
-func (g *rig) checkMessages(op model.Op, published []string, carried string, grants []model.Grant, b blur) {
+func (g *rig) checkMessages(op model.Op, published []string, carried string, grants []model.Grant, revoked bool, b blur) {
 	all, own := published, mailboxOf(op.ID)+" <- "
 	if carried != "" {
 		all = append(all, own+carried)
@@ -558,6 +621,10 @@ func (g *rig) checkMessages(op model.Op, published []string, carried string, gra
 	}
 	adoptToken(all, b, grants)
 	want := newsOf(grants)
+	if revoked {
+		want = append(want, own+"revoked "+strings.TrimPrefix(op.ID, mailboxOf(op.ID)+":"))
+		slices.Sort(want)
+	}
 	slices.Sort(all)
 	toOwn := slices.ContainsFunc(want, func(m string) bool { return strings.HasPrefix(m, own) })
 	if !slices.Equal(all, want) || (carried != "") != (op.Verb == model.Release && toOwn) {

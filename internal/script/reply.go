@@ -26,6 +26,7 @@ type Reply struct {
 	Status Status
 	Value  int64  // the fencing token of a writer that is granted; ms until the lease in front of a waiter ends
 	Data   string // "<type>:<key>" of foreign data
+	Holder string // of Busy: the id in the way, a holder or the first waiter; "" if there is none left
 	More   bool   // the lock has not been handed on to all who fit: call again
 	Untold bool   // PUBLISH was refused: those granted have not been told
 	Grants string // a message for the caller's own mailbox
@@ -81,9 +82,12 @@ func parseArray(v []any) (Reply, bool) {
 		return Reply{}, false
 	}
 	var ok3 bool
-	if r.Status == Foreign {
+	switch r.Status {
+	case Foreign:
 		r.Data, ok3 = v[1].(string)
-	} else {
+	case Busy:
+		r.Holder, ok3 = v[1].(string)
+	default:
 		r.Value, ok3 = v[1].(int64)
 	}
 	ok4, ok5 := true, true

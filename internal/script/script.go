@@ -9,12 +9,13 @@ import (
 	"github.com/redismutex/redismutex/lua"
 )
 
-// The four verbs.
+// The verbs that change something.
 var (
 	Lock    = load("lock", Granted)
 	RLock   = load("rlock", Granted)
 	Refresh = load("refresh", Granted)
 	Unlock  = load("unlock", Released)
+	Revoke  = load("revoke", Released)
 )
 
 // A Script is one verb. Its source and digest are boxed once, for the arguments of every call.

@@ -855,6 +855,9 @@ func TestFastPathsAgreeWithTheSlow(t *testing.T) {
 			if fast.Script == script.Unlock || got.Last < ahead {
 				got.Last = want.Last // a release has none; or it comes from the server's clock
 			}
+			if (got.Holder == "") == (want.Holder == "") {
+				got.Holder = want.Holder // any of the readers
+			}
 			if got != want {
 				s.Fatalf("step %d: %+v by the fast path, %+v by the slow", step, got, want)
 			}

@@ -20,7 +20,7 @@ import (
 // A move is what one participant does in one state of the lock.
 type move struct {
 	name  string
-	verb  string // acquire, renew or release
+	verb  string // acquire, renew, release or revoke
 	begin func(c *setup) *participant
 	do    func(p *participant) (script.Reply, error)
 
@@ -91,6 +91,9 @@ func renewsAlone(p *participant) (script.Reply, error) { return p.calls(p.RenewW
 func downgrades(p *participant) (script.Reply, error)  { return p.calls(p.asReader().Renew(0)) }
 func raises(p *participant) (script.Reply, error)      { return p.calls(p.Renew(uint64(ahead + 1e6))) }
 func releases(p *participant) (script.Reply, error)    { return p.calls(p.Release(p.tombstone)) }
+func isRevoked(p *participant) (script.Reply, error) {
+	return p.calls(p.Keys.Revoke(p.id, p.Durations, p.Score != nil))
+}
 func releasesWithTombstone(p *participant) (script.Reply, error) {
 	p.tombstone = true
 	return releases(p)
@@ -190,6 +193,11 @@ func moves() (all []move) {
 		add("renew", name+" (waits)", begin, renews, map[string][]script.Status{"token": {script.Waiting, script.Granted, script.Gone, script.Foreign}})
 		add("release", name+" (waits)", begin, releases, map[string][]script.Status{"token": {script.Released, script.Gone, script.Foreign}})
 		add("release", name+" (waits), with a tombstone", begin, releasesWithTombstone, map[string][]script.Status{"token": {script.Released, script.Gone, script.Foreign}})
+	}
+	for _, of := range []map[string]func(c *setup) *participant{writers, readers, waiters} {
+		for name, begin := range of {
+			add("revoke", name+" is revoked", begin, isRevoked, map[string][]script.Status{"token": {script.Released, script.Gone, script.Foreign}})
+		}
 	}
 	slices.SortFunc(all, func(a, b move) int { return strings.Compare(a.name, b.name) })
 	return all

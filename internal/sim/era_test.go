@@ -73,6 +73,7 @@ type era struct {
 	attempts  []*attempt // in the order of the recorder's operations
 	waiters   map[string]map[*attempt]context.CancelFunc
 	registers map[string]*history.Register[int64]
+	account   *account // what a Trace has told
 	losses    []loss
 	wrong     []string
 }
@@ -92,7 +93,7 @@ func newEra(number, nodes int, sum *summary) *era {
 		waiters:   map[string]map[*attempt]context.CancelFunc{},
 		registers: map[string]*history.Register[int64]{},
 	}
-	e.random = e.draw(0)
+	e.random, e.account = e.draw(0), newAccount()
 	for _, key := range keys {
 		e.waiters[key], e.registers[key] = map[*attempt]context.CancelFunc{}, &history.Register[int64]{}
 	}

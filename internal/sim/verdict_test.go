@@ -31,6 +31,7 @@ func (e *era) verdict() []string {
 	ops := e.recorder.Ops()
 	e.sum(ops)
 	e.informed(ops)
+	e.account.agrees(e)
 	for i := range ops {
 		if o := &ops[i]; o.Freed == 0 {
 			o.Freed = max(o.Asked, o.Got, o.Unlocking, o.Ended, o.Until) + int64(doubt)

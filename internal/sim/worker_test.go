@@ -40,15 +40,18 @@ type attempt struct {
 	queue string // the local one; "" if it has none
 	owner string
 
-	span      *history.Span
-	asked     int64
-	got       int64
-	foiled    bool  // canceled as another lock was unlocked
-	confirmed bool  // its unlock was confirmed: it was held to the end
-	lost      bool  // its unlock returned ErrLockLost
-	unlocked  int64 // when that was
-	orphan    bool  // its context had ended with its parent before the unlock
-	over      bool
+	span       *history.Span
+	asked      int64
+	traced     bool // a Trace is told of it
+	downgraded bool // it ended with a downgrade, which a Trace is not told of
+	got        int64
+	token      uint64
+	foiled     bool  // canceled as another lock was unlocked
+	confirmed  bool  // its unlock was confirmed: it was held to the end
+	lost       bool  // its unlock returned ErrLockLost
+	unlocked   int64 // when that was
+	orphan     bool  // its context had ended with its parent before the unlock
+	over       bool
 }
 
 func (a *attempt) String() string {
@@ -150,7 +153,9 @@ func (w *worker) attempt() {
 		// While it waits, shortly before its lease is renewed.
 		defer time.AfterFunc(a.ttl/2-w.exp(a.ttl/8), func() { w.process.ambush(w.draw(int(a.asked)), a.ttl) }).Stop()
 	}
-	l, err := a.lock(w.mutex(a.ttl, a.order, redismutex.WithTurn(a.turn)), ctx)
+	a.traced = true
+	m := w.mutex(a.ttl, a.order, redismutex.WithTurn(a.turn), redismutex.WithTrace(&w.account.trace))
+	l, err := a.lock(m, context.WithValue(ctx, attemptKey{}, a))
 	w.mu.Lock()
 	delete(w.waiters[a.key], a)
 	foiled := a.foiled
@@ -208,7 +213,7 @@ func (w *worker) refused(a *attempt, ctx context.Context, err error) {
 // hold works while the lock is held, and unlocks it.
 func (w *worker) hold(a *attempt, l *redismutex.Lock, cancel context.CancelFunc) {
 	if !w.lives(func() {
-		a.got = w.clock()
+		a.got, a.token = w.clock(), l.Token()
 		a.span.Got(l.Token(), w.until(l))
 		w.held[a] = l
 		w.ids = l.ID()[:strings.LastIndexByte(l.ID(), ':')+1]
@@ -347,6 +352,7 @@ func (e *era) foil(key string) {
 // when the first one ends.
 func (w *worker) downgrade(a *attempt, l *redismutex.Lock) *attempt {
 	read := *a
+	read.traced, a.downgraded = false, true
 	read.write, read.try, read.class = false, true, "" // it did not wait
 	w.record(&read)
 	defer w.done(a)

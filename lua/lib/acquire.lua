@@ -37,6 +37,17 @@ local function begin()
 	return holding(score and score % SPAN)
 end
 
+-- in_the_way returns the id of a holder that excludes the caller, or of the first waiter; "" if
+-- neither is there.
+local function in_the_way()
+	if held == 'string' then
+		return call('GET', HOLDER)
+	elseif held == 'set' and KIND == 'w' then
+		return call('SRANDMEMBER', HOLDER)
+	end
+	return string.sub(call('ZRANGE', INTENTS, '0', '0')[1] or '', 2)
+end
+
 -- fits reports whether the caller may hold beside those that do. It may not if a waiter ranks
 -- before it, or while more is left to hand on: the caller may be a waiter that asks again.
 local function fits(beside)
@@ -46,7 +57,7 @@ end
 -- join has the caller wait, unless it tries or waits already.
 local function join()
 	if string.sub(HOW, 1, 3) == 'try' then
-		return reply(BUSY)
+		return reply(BUSY, in_the_way())
 	end
 	if call('ZADD', INTENTS, 'NX', format('%d', place), KIND .. ID) == 1 then
 		call('ZADD', LEASES, format('%d', now + TTL), ID)

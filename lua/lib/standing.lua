@@ -48,11 +48,12 @@ local function holding(proposal)
 	return reply(GRANTED, token)
 end
 
--- standing returns the reply to a holder, a waiter, or neither.
+-- standing returns the reply to a holder, a waiter, or neither; of these, one with a tombstone was
+-- released by somebody else, or it would not ask.
 local function standing(proposal)
 	local index = call('ZRANK', INTENTS, KIND .. ID)
 	if index and lives(call('ZSCORE', LEASES, ID)) then
 		return reply(WAITING, in_front(index))
 	end
-	return holding(proposal) or reply(GONE)
+	return holding(proposal) or reply(lives(call('ZSCORE', LEASES, '-' .. ID)) and TOMBSTONED or GONE)
 end

@@ -1,0 +1,63 @@
+package redismutex
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/redismutex/redismutex/internal/lockerr"
+	"github.com/redismutex/redismutex/internal/node"
+	"github.com/redismutex/redismutex/internal/script"
+)
+
+// Revoke ends the acquisition with that id, which holds the lock or waits for it, in whatever process. The script that ends it
+// hands the lock on, and a message tells its process: the locks that are held under it end at once with [ErrRevoked], and a
+// wait returns ErrRevoked. Ids are those of [RWMutex.Inspect], [HeldError] and [Lock.ID]; with several nodes the id on any of
+// them will do. Nothing is revoked by name: a lock that somebody else holds by now stays as it is.
+//
+// A process that does not get the message learns of it when it renews, at half its TTL at the latest. It gets none before its
+// lock is half a TTL old, unless it has waited for one: only then is its mailbox open. Its locks may be in use until then:
+// as after a loss, the fencing token of the next holder is the greater one. A process that is stopped learns of it when it
+// goes on. One that first asks after more than two TTLs of m, or unlocks before it knows, gets [ErrLockLost] in place of
+// ErrRevoked: Redis does not remember why for longer, and a release does not ask. If goroutines of one process share an acquisition (see [WithTurn]), the locks of all of them end, or, if it waits,
+// the wait of the one that it was made for.
+//
+// The error is nil if a majority of the nodes has answered, and one of them knew the id. If none did, it matches
+// [ErrNoSuchID]. It also matches [ErrRedis], [ErrNotLock], or ctx's error; then the id may have been revoked on some nodes, and
+// Revoke may be called again. The only option that it takes is [WithKey].
+func (m *RWMutex) Revoke(ctx context.Context, id string, opt ...LockOption) error {
+	r, err := m.aside(ctx, opt)
+	if err != nil {
+		return err
+	}
+	if i := strings.LastIndexByte(id, ':'); i <= 0 || !isNumber(id[i+1:]) {
+		return fmt.Errorf("%w: %q is no id of a lock", ErrInvalid, id)
+	}
+	known := make([]bool, len(m.config.Nodes))
+	c := r.keys.Revoke(id, m.config.Durations, len(m.config.Nodes) > 1)
+	errs := m.onEachNode(r, func(ctx context.Context, i int, n *node.Node) error {
+		reply, err := n.Revoke(ctx, m.config.TTL, c)
+		switch {
+		case err != nil:
+			return err
+		case reply.Status == script.Foreign:
+			return lockerr.Foreign(reply.Data)
+		}
+		n.Note(reply, m.config.Log)
+		known[i] = reply.Status != script.Gone
+		return nil
+	})
+	err = m.explainErrors("revoke", r, errs)
+	for _, is := range known {
+		if is || err != nil {
+			return err
+		}
+	}
+	return fmt.Errorf("%w: %q: %q", ErrNoSuchID, r.keys.Name(), id)
+}
+
+func isNumber(s string) bool {
+	_, err := strconv.ParseUint(s, 10, 64)
+	return err == nil
+}
