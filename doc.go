@@ -49,7 +49,7 @@
 //  9. Tokens rise. Each write lock carries a fencing token greater than every
 //     token before it on that key: see [Lock.Token].
 //  10. Why. An error tells what happened: the lock is held by others, lost,
-//     revoked or unlocked; the caller's context has ended; Redis failed; or the
+//     revoked, held for too long or unlocked; the caller's context has ended; Redis failed; or the
 //     input is bad. No error is swallowed, and no two of these look the same to
 //     [errors.Is].
 //

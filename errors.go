@@ -17,6 +17,10 @@ var (
 	// ErrRevoked is returned when a lock, or the wait for one, was ended by [RWMutex.Revoke]. Others may hold the lock.
 	ErrRevoked = lockerr.ErrRevoked
 
+	// ErrMaxHold is returned when a lock was held for longer than [WithMaxHold] allows. It is renewed no more, and others may
+	// hold it when its lease has ended.
+	ErrMaxHold = lockerr.ErrMaxHold
+
 	// ErrNoSuchID is returned by [RWMutex.Revoke] when the id neither holds the lock nor waits for it.
 	ErrNoSuchID = lockerr.ErrNoSuchID
 

@@ -23,6 +23,7 @@ import (
 //   - with [Lock.Unlock]: [ErrUnlocked];
 //   - when the lock could not be renewed within its lease, or Redis does not know it any more: [ErrLockLost];
 //   - when somebody has revoked it ([RWMutex.Revoke]): [ErrRevoked];
+//   - when it has been held for as long as [WithMaxHold] allows: [ErrMaxHold];
 //   - with its parent: the parent's cause.
 //
 // The same key may be locked again within it: see [RWMutex.LockContext]. [FromContext] finds it further down.
@@ -41,7 +42,7 @@ type Lock struct {
 type core struct {
 	cancel context.CancelCauseFunc
 	grant  *localqueue.Grant  // shared with the locks nested in it
-	since  clock.Instant      // when it was granted; set once
+	since  clock.Instant      // when it, or the lock that it is nested in, was granted; set once
 	lock   weak.Pointer[Lock] // set, under the mutex of the acquisition, when that is renewed for the first time
 }
 
@@ -60,6 +61,11 @@ func (l *Lock) open(m *RWMutex, r request, outer *core, o *owner) error {
 		l.cancel = r.call.ending(l.cancel)
 		until, u = context.WithValue(until, callKey{}, r.call), tracedUser{(*user)(l), r.call}
 	}
+	var bound *bound
+	if d := m.maxHold(outer); d > 0 {
+		bound = newBound(l.core, d)
+		l.cancel = bound.stopping(l.cancel)
+	}
 	err := acquisition.ErrRetry // stays if a hook, a logger or a context panics
 	defer func() {
 		if err != nil {
@@ -68,7 +74,7 @@ func (l *Lock) open(m *RWMutex, r request, outer *core, o *owner) error {
 	}()
 	switch {
 	case outer != nil:
-		l.since = clock.Now()
+		l.since = outer.since
 		err = l.grant.Nest(u, outer, r.write)
 	case l.grant != nil:
 		err = l.grant.Acquire(until, u)
@@ -76,6 +82,7 @@ func (l *Lock) open(m *RWMutex, r request, outer *core, o *owner) error {
 		err = localqueue.Acquire(until, &m.config, r.keys, r.write, r.try, u)
 	}
 	if err == nil {
+		bound.start()
 		o.granted(l)
 	}
 	return err
@@ -166,6 +173,8 @@ func (l *Lock) logUnlock(err error) { l.grant.Config().Log.Error(l.Key(), "unloc
 //     still held, or others of this process hold on or take over (see [WithTurn]);
 //   - [ErrUnlocked]: it had been unlocked before;
 //   - [ErrRevoked]: it had been revoked, and this process knew;
+//   - [ErrMaxHold]: it had been held for longer than [WithMaxHold] allows. Redis has released it, unless its lease had ended, or
+//     the error wraps one that says otherwise;
 //   - [ErrLockLost]: it was lost before. It is also returned when the outcome is unknown: where the reply to the unlock
 //     was lost and the client sent it again, the second one finds nothing any more;
 //   - [ErrNotLock]: a key of the lock holds foreign data by now;
@@ -182,8 +191,9 @@ func (l *Lock) UnlockContext(ctx context.Context) error {
 		return fmt.Errorf("%w: nil context", ErrInvalid)
 	}
 	_ = ctx.Err() // a context that panics, as one that embeds nil, does so before anything has changed
-	if err := l.usable(); err != nil {
-		return err
+	ended := l.usable()
+	if ended != nil && !errors.Is(ended, ErrMaxHold) {
+		return ended
 	}
 	canceled := false
 	defer func() {
@@ -195,7 +205,13 @@ func (l *Lock) UnlockContext(ctx context.Context) error {
 	canceled = true
 	err := l.grant.Unlock(ctx, (*user)(l))
 	runtime.KeepAlive(l) // it is not forgotten
-	return err
+	switch {
+	case ended == nil:
+		return err
+	case err == nil, errors.Is(err, ErrMaxHold):
+		return ended
+	}
+	return lockerr.Of(ErrMaxHold, err)
 }
 
 // Downgrade makes a write lock a read lock without another writer in between; readers at the head of the queue join at
@@ -207,7 +223,7 @@ func (l *Lock) UnlockContext(ctx context.Context) error {
 //
 //   - [ErrRedis], or ctx's error: the outcome is unknown. Until Redis has made the change no other reader comes in. Each
 //     renewal asks again;
-//   - [ErrUnlocked], [ErrLockLost], [ErrRevoked]: the lock has ended;
+//   - [ErrUnlocked], [ErrLockLost], [ErrRevoked], [ErrMaxHold]: the lock has ended;
 //   - [ErrNotLock]: a key of the lock holds foreign data, so that it cannot be downgraded and will be lost;
 //   - [ErrInvalid]: it was acquired as a read lock; or a write lock nested with it has to be unlocked first; or ctx is nil.
 //     The lock stays as it is.
@@ -230,8 +246,8 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 	return err
 }
 
-// usable returns nil, or an error that matches ErrUnlocked, ErrLockLost or ErrRevoked. The lock's context is done then, even
-// if whoever ended the lock has not come to that yet.
+// usable returns nil, or an error that matches ErrUnlocked, ErrLockLost, ErrRevoked or ErrMaxHold. The lock's context is done
+// then, even if whoever ended the lock has not come to that yet.
 func (l *Lock) usable() error {
 	err := l.grant.Usable((*user)(l))
 	l.finish(err)
@@ -243,6 +259,8 @@ func (l *Lock) finish(err error) {
 	switch {
 	case errors.Is(err, ErrUnlocked):
 		l.cancel(ErrUnlocked)
+	case errors.Is(err, ErrMaxHold):
+		l.cancel(ErrMaxHold)
 	case errors.Is(err, ErrLockLost), errors.Is(err, ErrRevoked):
 		l.cancel(l.grant.Cause())
 	}
@@ -281,7 +299,10 @@ func (c *core) Forget() {
 	}
 	why := fmt.Errorf("nothing refers to it any more, and it was not unlocked in %v", time.Duration(clock.Now()-c.since).Round(time.Millisecond))
 	c.cancel(ErrUnlocked)
-	if err := c.grant.Unlock(context.Background(), c); err != nil {
+	switch err := c.grant.Unlock(context.Background(), c); {
+	case errors.Is(err, ErrUnlocked): // by another call
+		return
+	case err != nil:
 		why = fmt.Errorf("%w: %w", why, err)
 	}
 	c.grant.Config().Log.Error(c.grant.Keys().Name(), "a lock was forgotten, and is released", why)

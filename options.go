@@ -108,9 +108,25 @@ func WithTurn(d time.Duration) MutexOption {
 	}
 }
 
+// WithMaxHold bounds how long a lock is held. When d is over, its context ends with [ErrMaxHold], and that is logged. It is
+// renewed no more, so others are granted the lock when it is unlocked, or a TTL later at the latest if the holder never unlocks
+// it. Locks that are nested in it end with it: d counts from the grant of the outermost lock. Readers that share an acquisition
+// (see [WithTurn]) are bounded one by one, and it is renewed while one of them is in time. A d that is not positive is refused
+// with [ErrInvalid]. The default is no bound.
+func WithMaxHold(d time.Duration) MutexOption {
+	return func(m *RWMutex) error {
+		if d <= 0 {
+			return fmt.Errorf("%w: hold of %v at most, want more than 0", ErrInvalid, d)
+		}
+		m.settings.maxHold = d
+		return nil
+	}
+}
+
 // settings are what the options of a mutex have set.
 type settings struct {
 	ttl, turn      time.Duration
+	maxHold        time.Duration // 0: no bound
 	order          order
 	logger         *slog.Logger
 	drift, timeout *float64 // factors of the TTL; nil: the default
@@ -149,7 +165,7 @@ func (s *settings) configure(c *acquisition.Config, n int) error {
 	if s.turn > s.ttl/4 {
 		return fmt.Errorf("%w: turn %v, want at most a quarter of the TTL of %v", ErrInvalid, s.turn, s.ttl)
 	}
-	c.TTL, c.Durations, c.Turn = s.ttl, script.NewDurations(s.ttl), s.turn
+	c.TTL, c.Durations, c.Turn, c.MaxHold = s.ttl, script.NewDurations(s.ttl), s.turn, s.maxHold
 	c.Drift = part(defaultDriftFactor)
 	if s.drift != nil {
 		c.Drift = part(*s.drift)

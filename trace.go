@@ -118,7 +118,7 @@ type TraceEnded struct {
 	Granted time.Time
 	ID      string
 	Token   uint64
-	Cause   error // ErrUnlocked, or why else it ended: ErrLockLost, ErrRevoked
+	Cause   error // ErrUnlocked, or why else it ended: ErrLockLost, ErrRevoked, ErrMaxHold
 }
 
 // TraceNode is told when one of several nodes is down or up.

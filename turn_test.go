@@ -106,6 +106,7 @@ func TestEqualRequestsShareAQueue(t *testing.T) {
 		"another TTL":        {opt: []MutexOption{WithTTL(2 * DefaultTTL)}},
 		"another order":      {opt: []MutexOption{WithLockIntent()}},
 		"another drift":      {opt: []MutexOption{WithDriftFactor(0.02)}},
+		"another bound":      {opt: []MutexOption{WithMaxHold(time.Hour)}},
 		"another turn":       {opt: []MutexOption{WithTurn(2 * turnLength)}},
 		"strict":             {opt: []MutexOption{WithTurn(0)}},
 		"on another client":  {other: true},

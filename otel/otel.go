@@ -176,6 +176,8 @@ func (o *observer) onEnded(e redismutex.TraceEnded) {
 	switch {
 	case errors.Is(e.Cause, redismutex.ErrUnlocked):
 		what, err = "unlocked", nil
+	case errors.Is(e.Cause, redismutex.ErrMaxHold):
+		what = "overdue"
 	case errors.Is(e.Cause, redismutex.ErrRevoked):
 		what = "revoked"
 	}

@@ -276,11 +276,11 @@ func (a *Acquisition) admits(u User) bool {
 		n := a.lose(node.ErrExpired)
 		go n.tell() // it calls foreign code, and the caller may hold a mutex
 	}
-	return a.state == held && a.users.has(u)
+	return a.state == held && a.users.has(u) && !a.users.isOverdue(u)
 }
 
-// Usable returns nil, or an error that matches ErrUnlocked, ErrLockLost or ErrRevoked if u has ended. If the lease is over,
-// it is lost from now on, although no timer may have fired.
+// Usable returns nil, or an error that matches ErrUnlocked, ErrLockLost, ErrRevoked or ErrMaxHold if u has ended. If the lease
+// is over, it is lost from now on, although no timer may have fired.
 func (a *Acquisition) Usable(u User) error {
 	a.loseIfExpired()
 	a.mu.Lock()
@@ -289,6 +289,15 @@ func (a *Acquisition) Usable(u User) error {
 }
 
 func (a *Acquisition) usable(u User) error {
+	err := a.ended(u)
+	if err == nil && a.users.isOverdue(u) {
+		err = fmt.Errorf("%w: %q", lockerr.ErrMaxHold, a.Keys.Name())
+	}
+	return err
+}
+
+// ended returns nil, or an error if u has been unlocked or lost.
+func (a *Acquisition) ended(u User) error {
 	switch {
 	case !a.users.has(u):
 		return fmt.Errorf("%w: %q", lockerr.ErrUnlocked, a.Keys.Name())
@@ -305,6 +314,29 @@ func (a *Acquisition) Leave(u User) (last bool, err error) {
 		return false, err
 	}
 	return a.Close()
+}
+
+// Overdue notes that a user has held a for as long as it may, and reports whether it still holds it. A whose users are all
+// overdue is renewed no more, and ends with its lease.
+func (a *Acquisition) Overdue(u User) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.state != held || !a.users.has(u) {
+		return false
+	}
+	a.users.makeOverdue(u, a.wrote)
+	a.expireIfOverdue()
+	return true
+}
+
+// expireIfOverdue renews a no more if all of its users are overdue. The mutex is held.
+func (a *Acquisition) expireIfOverdue() {
+	if !a.users.allOverdue() {
+		return
+	}
+	for _, p := range a.parts {
+		p.node.Renewer.Expire(&p.Lease)
+	}
 }
 
 // Cause returns why it was lost. It must have been lost.
@@ -397,10 +429,14 @@ func (a *Acquisition) loseIfExpired() {
 
 // lose ends a held lock. Its users are told when the mutex is free again. The mutex is held.
 func (a *Acquisition) lose(why error) news {
-	return a.end(lockerr.ErrLockLost, fmt.Errorf("%q: %w", a.Keys.Name(), a.nodes.explainLoss(why)))
+	kind := lockerr.ErrLockLost
+	if a.users.allOverdue() {
+		kind = lockerr.ErrMaxHold
+	}
+	return a.end(kind, fmt.Errorf("%q: %w", a.Keys.Name(), a.nodes.explainLoss(why)))
 }
 
-// end is lose for any reason: ErrLockLost, or that the lock was revoked.
+// end is lose for any reason: ErrLockLost, ErrMaxHold, or that the lock was revoked.
 func (a *Acquisition) end(kind, why error) news {
 	why = lockerr.Of(kind, why)
 	a.state, a.cause = lost, &why

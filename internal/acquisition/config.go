@@ -20,6 +20,7 @@ type Config struct {
 	WritersFirst bool
 	ReadersFirst bool
 	Turn         time.Duration // how long requests of this process share an acquisition; 0: they do not
+	MaxHold      time.Duration // how long a lock is held, at most; 0: no limit
 	Kind         unique.Handle[Kind]
 	Trace        Tracer // nil: nobody is told
 }
@@ -38,9 +39,9 @@ type Tracer interface {
 
 // A Kind is what requests have in common that may share an acquisition, but for the key.
 type Kind struct {
-	nodes                      string // the names of their mailboxes, in order
-	ttl, drift, timeout, turn  time.Duration
-	writersFirst, readersFirst bool
+	nodes                              string // the names of their mailboxes, in order
+	ttl, drift, timeout, turn, maxHold time.Duration
+	writersFirst, readersFirst         bool
 }
 
 // Init sets the kind. It has to be called when everything else is set.
@@ -50,7 +51,7 @@ func (c *Config) Init() {
 		names[i] = n.Mailbox.Name()
 	}
 	slices.Sort(names)
-	c.Kind = unique.Make(Kind{strings.Join(names, " "), c.TTL, c.Drift, c.Timeout, c.Turn, c.WritersFirst, c.ReadersFirst})
+	c.Kind = unique.Make(Kind{strings.Join(names, " "), c.TTL, c.Drift, c.Timeout, c.Turn, c.MaxHold, c.WritersFirst, c.ReadersFirst})
 }
 
 // first reports whether a writer, or a reader, goes before all waiters of the other kind.

@@ -411,7 +411,7 @@ func (p *part) fail(why error) news {
 	wasIn, counted := p.in, p.counts()
 	p.in, p.granted, p.why = false, false, why
 	switch {
-	case a.state == held && counted && !a.nodes.heldSince(from):
+	case a.state == held && counted && (a.users.allOverdue() || !a.nodes.heldSince(from)):
 		return a.lose(why)
 	case a.try && a.state == pending:
 		if wasIn { // a grant that was renewed first, and is lost: Redis has failed

@@ -49,14 +49,16 @@ func (a *Acquisition) Abandon() (acknowledged bool) {
 	return acknowledged
 }
 
-// Remove removes a user. The error is that of Usable, but Remove tells nobody of a loss: the caller has a mutex of its own.
+// Remove removes a user, also one that is overdue. The error is that of Usable otherwise, but Remove tells nobody of a loss:
+// the caller has a mutex of its own.
 // A without users is held until Close.
 func (a *Acquisition) Remove(u User) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	err := a.usable(u)
+	err := a.ended(u)
 	if err == nil {
 		a.users.remove(u)
+		a.expireIfOverdue()
 	}
 	return err
 }

@@ -23,7 +23,8 @@ type users struct {
 // A user is one of more.
 type user struct {
 	User
-	write bool
+	write   bool
+	overdue bool
 }
 
 // add adds a user. The acquisition was made for writing or for reading.
@@ -35,7 +36,7 @@ func (us *users) add(u User, write, acquisition bool) {
 	if us.more == nil {
 		us.more = map[any]user{}
 	}
-	us.more[u.Self()] = user{u, write}
+	us.more[u.Self()] = user{User: u, write: write}
 }
 
 func (us *users) remove(u User) {
@@ -72,6 +73,31 @@ func (us *users) writers(acquisition bool) (n int) {
 	return n
 }
 
+// makeOverdue notes that u, one of them, has held the acquisition for as long as it may.
+func (us *users) makeOverdue(u User, acquisition bool) {
+	overdue := user{u, us.writing(u, acquisition), true}
+	us.remove(u)
+	if us.more == nil {
+		us.more = map[any]user{}
+	}
+	us.more[u.Self()] = overdue
+}
+
+func (us *users) isOverdue(u User) bool { return us.more[u.Self()].overdue }
+
+// allOverdue reports whether there are users, and all of them are overdue.
+func (us *users) allOverdue() bool {
+	if us.one != nil {
+		return false
+	}
+	for _, u := range us.more {
+		if !u.overdue {
+			return false
+		}
+	}
+	return len(us.more) > 0
+}
+
 // forgetTaken ends those that the garbage collector has taken. It is called with each renewal. From the first one on the
 // references are weak: a lock that is unlocked earlier, as most are, costs nothing for that.
 func (us *users) forgetTaken() {
@@ -86,7 +112,8 @@ func (us *users) forgetTaken() {
 		us.one = watch(us.one)
 	}
 	for self, u := range us.more {
-		us.more[self] = user{watch(u.User), u.write}
+		u.User = watch(u.User)
+		us.more[self] = u
 	}
 }
 

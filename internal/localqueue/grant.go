@@ -95,7 +95,24 @@ func (g *Grant) Supersede() { g.turn.acq.Supersede() }
 // Admits reports whether another lock can be nested in u, a lock of g.
 func (g *Grant) Admits(u acquisition.User) bool { return g.turn.acq.Admits(u) }
 
-// Usable returns nil, or an error that matches ErrUnlocked, ErrLockLost or ErrRevoked if u has ended.
+// Overdue ends the turn of u, a lock of g that has been held for as long as it may be, and renews it no more. It reports
+// whether u was still held.
+func (g *Grant) Overdue(u acquisition.User) bool {
+	t, q := g.turn, g.turn.queue
+	if q == nil {
+		return t.acq.Overdue(u)
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if !t.acq.Overdue(u) {
+		return false
+	}
+	t.ends = clock.Always
+	q.goOn(q.update())
+	return true
+}
+
+// Usable returns nil, or an error that matches ErrUnlocked, ErrLockLost, ErrRevoked or ErrMaxHold if u has ended.
 func (g *Grant) Usable(u acquisition.User) error { return g.turn.acq.Usable(u) }
 
 // Nest nests u in outer, a lock of g.

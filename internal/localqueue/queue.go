@@ -15,7 +15,8 @@
 //
 // # The rules
 //
-//	T1   Requests with equal nodes, key, TTL, order, drift, node time-out and turn share a queue (acquisition.Config.Init, enter).
+//	T1   Requests with equal nodes, key, TTL, order, drift, node time-out, longest hold and turn share a queue
+//	     (acquisition.Config.Init, enter).
 //	T2   A lock is granted under an acquisition that is held, trusted, strong enough and in its turn (turn.serves). The
 //	     head is served when its acquisition is granted, in any case.
 //	T3   Under one acquisition there is one writer, or readers, or nobody (turn.serves).
@@ -33,7 +34,8 @@
 //	T11  A loss ends all locks under an acquisition, and the queue goes on (Grant.Lost). The first error ends all waits
 //	     (queue.fail), unless Redis has acknowledged something that stands for them (queue.choose). A hook or a logger
 //	     that panics ends the wait of its own goroutine only (queue.abort).
-//	T12  A revoked acquisition ends all locks under it, as a loss does, or, if it waits, the wait of the head
+//	T12  An acquisition is renewed while one of its locks is not overdue, and an overdue one ends the turn (Grant.Overdue).
+//	     A revoked acquisition ends all locks under it, as a loss does, or, if it waits, the wait of the head
 //	     (queue.onAcquired).
 //
 // # Mutexes

@@ -16,6 +16,7 @@ var (
 	ErrLock     = errors.New("redismutex: held by others")
 	ErrLockLost = errors.New("redismutex: lock lost")
 	ErrRevoked  = errors.New("redismutex: lock revoked")
+	ErrMaxHold  = errors.New("redismutex: lock held for too long")
 	ErrUnlocked = errors.New("redismutex: unlocked")
 	ErrNoSuchID = errors.New("redismutex: no holder or waiter has this id")
 	ErrUpgrade  = errors.New("redismutex: a read lock cannot become a write lock")
@@ -24,7 +25,7 @@ var (
 	ErrInvalid  = errors.New("redismutex: invalid argument")
 )
 
-var sentinels = []error{ErrLock, ErrLockLost, ErrRevoked, ErrUnlocked, ErrNoSuchID, ErrUpgrade, ErrRedis, ErrNotLock, ErrInvalid}
+var sentinels = []error{ErrLock, ErrLockLost, ErrRevoked, ErrMaxHold, ErrUnlocked, ErrNoSuchID, ErrUpgrade, ErrRedis, ErrNotLock, ErrInvalid}
 
 // Sentinel returns the sentinel that err matches, or nil.
 func Sentinel(err error) error {

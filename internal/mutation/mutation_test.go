@@ -118,7 +118,7 @@ var mutants = []mutant{
 	// Several nodes.
 	{"half of the nodes are a quorum", "internal/quorum/quorum.go", "return n/2 + 1", "return max(1, n/2)", sim},
 	{"no waiter makes way for a lower rank", "internal/acquisition/part.go", "if r.Preceded && a.state == pending && !a.hasMajority() {", "if false {", scenario("TestSplitVotesAreResolvedByRank")},
-	{"a majority with a gap counts", "internal/acquisition/part.go", "case a.state == held && counted && !a.nodes.heldSince(from):",
+	{"a majority with a gap counts", "internal/acquisition/part.go", "case a.state == held && counted && (a.users.allOverdue() || !a.nodes.heldSince(from)):",
 		"case a.state == held && counted && !a.hasMajority():", scenario("TestLockIsLostWhenAMajorityForgetsIt")},
 
 	// Foreign data.
@@ -197,6 +197,15 @@ var mutants = []mutant{
 	{"the head's panic stops the queue", "internal/localqueue/queue.go", "			q.abort(w, mine)\n", "", scenario("TestQueueGoesOnAfterAPanic|TestOthersAreServedWhenTheHeadPanics")},
 	{"an acquire whose hook has panicked is not abandoned", "internal/acquisition/acquisition.go", "		if !returned {\n			a.Abandon()\n", "		if !returned && false {\n			a.Abandon()\n", scenario("TestQueueGoesOnAfterAPanic")},
 	{"a loss during an unlock drops the next acquisition", "internal/localqueue/grant.go", "	t.queue.goOn(next)\n	return err\n", "	if err == nil {\n		t.queue.goOn(next)\n	}\n	return err\n", checker{"./internal/localqueue", "^TestLossDuringAnUnlockIsNotTheEndOfTheQueue$", nil}},
+
+	// The bound of WithMaxHold.
+	{"an overdue lock is renewed", "internal/acquisition/acquisition.go", "		p.node.Renewer.Expire(&p.Lease)\n", "		_ = p\n", scenario("TestLockThatIsHeldForTooLongEnds")},
+	{"an overdue lock is renewed again when its last renewal is answered", "internal/node/renewer.go", "	if l.task == expire { // the call was under way\n		l.due, l.exact = clock.Never, true\n	}\n", "", scenario("TestRenewalUnderWayIsTheLastOne")},
+	{"a turn goes on after an overdue lock", "internal/localqueue/grant.go", "	t.ends = clock.Always\n	q.goOn", "	q.goOn", scenario("TestOverdueReaderEndsItsTurnAndNotTheOthers")},
+	{"an overdue reader ends the others", "internal/acquisition/users.go", "		if !u.overdue {\n			return false", "		if !u.overdue {\n			return true", scenario("TestOverdueReaderEndsItsTurnAndNotTheOthers")},
+	{"a node that has ended an overdue lock first is acquired again", "internal/acquisition/part.go", "(a.users.allOverdue() || !a.nodes.heldSince(from))", "!a.nodes.heldSince(from)", scenario("TestLockThatIsHeldForTooLongEnds")},
+	{"a nested lock counts from its own grant", "lock.go", "		l.since = outer.since\n", "		l.since = clock.Now()\n", scenario("TestNestedLocksCountFromTheOutermost")},
+	{"a lock that is unlocked is kept until its time would be over", "maxhold.go", "		b.timer.Stop()\n", "", scenario("TestUnlockedLockIsNotKept")},
 	{"a holder leaves after the next one is granted", "internal/localqueue/grant.go", "	if err := t.acq.Remove(u); err != nil { //", "	if g.locks == 1 {\n		g.end()\n		q.serve(clock.Now())\n	}\n	if err := t.acq.Remove(u); err != nil { //", checker{"./internal/localqueue", "^TestHolderHasLeftBeforeTheNextIsGranted$", nil}},
 	{"a release goes behind the acquire for another node", "internal/acquisition/shared.go", "a.parts[slices.Index(a.Config.Nodes, n)]", "a.parts[len(a.parts)-1-slices.Index(a.Config.Nodes, n)]", scenario("TestQueueIsSharedWhateverTheOrderOfTheNodes")},
 	{"a holder's acknowledgement is the waiters'", "internal/localqueue/queue.go", "		q.acknowledged = false\n		return nil\n", "		return nil\n", scenario("TestFirstErrorIsReturnedWhileOthersHold")},
@@ -219,7 +228,7 @@ var mutants = []mutant{
 	// Forgotten locks.
 	{"a forgotten lock is renewed for ever", "internal/acquisition/users.go", "		if taken {\n", "		if taken && false {\n", scenario("TestForgottenLockIsReleased")},
 	{"a context that descends from a lock does not keep it", "lock.go", "return c, c.lock.Value() == nil }", "return c, true }", scenario("TestContextKeepsALock")},
-	{"a forgotten lock leaves its context open", "lock.go", "	c.cancel(ErrUnlocked)\n	if err", "	if err", scenario("TestForgottenLockEndsItsContext")},
+	{"a forgotten lock leaves its context open", "lock.go", "	c.cancel(ErrUnlocked)\n	switch err", "	switch err", scenario("TestForgottenLockEndsItsContext")},
 
 	// The trace.
 	{"a trace does not hear of an end that comes before the grant", "trace.go", "	if c.over {\n		c.tellEnd()\n", "	if false {\n		c.tellEnd()\n", scenario("TestTraceTellsTheGrantBeforeTheEnd")},

@@ -19,6 +19,7 @@ const (
 	renewHolder             // renew it: it holds
 	release                 // release it
 	wake                    // tell the owner when its time has come
+	expire                  // let it end: it holds, and is renewed no more
 )
 
 // A Renewer renews the leases of one node as they fall due, those that fall due together in one round trip, ends the
@@ -84,7 +85,7 @@ func (rn *Renewer) RenewNow(l *Lease) {
 // renewAt renews a lease at that instant, if it is not renewed earlier.
 func (rn *Renewer) renewAt(l *Lease, at clock.Instant) {
 	switch {
-	case l.place == 0 || l.task == wake:
+	case l.place == 0 || l.task == wake || l.task == expire:
 		return
 	case l.ready:
 		rn.leases.fix(l) // its time may end earlier now
@@ -136,6 +137,17 @@ func (rn *Renewer) Holds(l *Lease) {
 	}
 	l.task, l.pause = renewHolder, 0
 	l.due, l.exact = l.Until().Add(l.terms().Drift-l.terms().TTL/2), false
+	rn.push(l)
+}
+
+// Expire renews a lease no more. The owner is told when it has ended.
+func (rn *Renewer) Expire(l *Lease) {
+	rn.mu.Lock()
+	defer rn.mu.Unlock()
+	if l.place == 0 || l.task == release || l.task == wake {
+		return
+	}
+	l.task, l.due, l.exact = expire, clock.Never, true
 	rn.push(l)
 }
 
@@ -323,7 +335,7 @@ func (rn *Renewer) onRevoked(number uint64) {
 	rn.mu.Lock()
 	defer rn.mu.Unlock()
 	for l := range rn.leases.all() {
-		if l.number == number && (l.task == renewWaiter || l.task == renewHolder) {
+		if l.number == number && l.task != release && l.task != wake {
 			rn.leases.drop(l)
 			go l.owner.OnExpired(lockerr.ErrRevoked) // it calls foreign code
 			return
@@ -426,6 +438,8 @@ func (rn *Renewer) update(c *call, sent clock.Instant) (tell func()) {
 		c.err = lockerr.Foreign(r.Data)
 	}
 	switch err := c.err; {
+	case err != nil && l.task == expire:
+		return nil
 	case err != nil:
 		l.due, l.exact = clock.Now().Add(l.retryAfter()), true
 		rn.push(l)
@@ -458,6 +472,9 @@ func (rn *Renewer) update(c *call, sent clock.Instant) (tell func()) {
 	l.schedule(rn.node, sent, r)
 	if r.More {
 		l.due, l.exact = clock.Now(), true
+	}
+	if l.task == expire { // the call was under way
+		l.due, l.exact = clock.Never, true
 	}
 	rn.push(l)
 	return func() { l.owner.OnRenewed(sent, r) }

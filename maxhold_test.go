@@ -1,0 +1,314 @@
+package redismutex
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"testing"
+	"testing/synctest"
+	"time"
+	"weak"
+
+	"github.com/redismutex/redismutex/internal/redistest"
+)
+
+// maxHold is longer than a lease, so that a lock is renewed before it is over.
+const maxHold = 10 * DefaultTTL
+
+// overdue checks that a lock has ended because it was held for too long.
+func (w *world) overdue(l *Lock) {
+	w.Helper()
+	synctest.Wait()
+	if l.Err() == nil {
+		w.Error("the lock goes on")
+	}
+	w.matches(context.Cause(l), ErrMaxHold)
+	w.matches(l.Downgrade(w.Context()), ErrMaxHold)
+}
+
+// The context ends at that instant, one line in the log says why, and another process is granted the lock a TTL later at the
+// latest although the holder never unlocks it.
+func TestLockThatIsHeldForTooLongEnds(t *testing.T) {
+	onOneAndFive(t, func(ns *nodes) {
+		for _, turn := range []MutexOption{WithTurn(DefaultTurn), WithTurn(0)} {
+			for _, kind := range []string{"writer", "reader", "downgraded"} {
+				log := new(redistest.Log)
+				m, other := ns.mutex(turn, WithMaxHold(maxHold), WithLogger(log.Logger())), ns.mutex(turn)
+				l := ns.lock(m, kind != "reader")
+				if kind == "downgraded" {
+					ns.downgrade(l)
+				}
+				next := ns.later(other, true)
+				for i, link := range ns.links { // the leases end one after the other
+					link.SetDelay(time.Duration(i) * time.Millisecond)
+				}
+				start := time.Now()
+				<-l.Done()
+				if took := time.Since(start); took != maxHold {
+					ns.Errorf("%s: its context ended after %v, want %v", kind, took, maxHold)
+				}
+				ns.overdue(l)
+				if log.Count("held for too long") != 1 || log.Count("key=x") != 1 || log.Count("not unlocked in 40s") != 1 {
+					ns.Errorf("%s: want a line in the log that names the key, got:\n%v", kind, log)
+				}
+				ns.pending(next)
+				got := ns.within(DefaultTTL, next)
+				if n := log.Count(""); n != 2 || log.Count("held for too long") != n {
+					ns.Errorf("%s: want another line, that its lease has ended, got:\n%v", kind, log)
+				}
+				ns.matches(l.UnlockContext(ns.Context()), ErrMaxHold)
+				ns.unlock(got)
+				for _, link := range ns.links {
+					link.SetDelay(0)
+				}
+			}
+		}
+	})
+}
+
+// Unlock frees it at once, and returns why it had ended.
+func TestUnlockOfAnOverdueLockFreesIt(t *testing.T) {
+	onOneAndFive(t, func(ns *nodes) {
+		for _, turn := range []MutexOption{WithTurn(DefaultTurn), WithTurn(0)} {
+			for _, write := range []bool{true, false} {
+				m, other := ns.mutex(turn, WithMaxHold(maxHold)), ns.mutex(turn)
+				l := ns.lock(m, write)
+				mine, others := ns.later(m, true), ns.later(other, true)
+				<-l.Done()
+				ns.pending(mine)
+				ns.pending(others)
+				ns.matches(l.UnlockContext(ns.Context()), ErrMaxHold)
+				ns.matches(l.UnlockContext(ns.Context()), ErrUnlocked)
+				ns.unlock(ns.granted(mine, "the lock was unlocked"))
+				ns.unlock(ns.granted(others, "the lock was unlocked"))
+			}
+		}
+	})
+}
+
+// A lock that is unlocked in time has no timer any more, and none ends a later one.
+func TestLockThatIsUnlockedInTimeIsNotOverdue(t *testing.T) {
+	inBubble(t, func(w *world) {
+		log := new(redistest.Log)
+		m := NewMutex(w.client(nil), "x", WithMaxHold(maxHold), WithLogger(log.Logger()))
+		for range 3 {
+			l := w.lock(m, true)
+			redistest.Elapse(maxHold - time.Millisecond)
+			w.unlock(l)
+			w.matches(context.Cause(l), ErrUnlocked)
+		}
+		redistest.Elapse(2 * maxHold)
+		if log.Count("") != 0 {
+			w.Errorf("want nothing in the log, got:\n%v", log)
+		}
+	})
+}
+
+// It is the lock that is bounded, and not the context that it was acquired with: a lock goes on after its parent has ended.
+func TestHoldIsBoundedAfterTheParentHasEnded(t *testing.T) {
+	inBubble(t, func(w *world) {
+		m := NewMutex(w.client(nil), "x", WithMaxHold(maxHold))
+		ctx, cancel := context.WithCancel(w.Context())
+		l, err := m.LockContext(ctx)
+		if err != nil {
+			w.Fatal(err)
+		}
+		cancel()
+		redistest.Elapse(maxHold - time.Millisecond)
+		if !w.Redis.Exists("x") {
+			w.Error("it was released when its parent ended")
+		}
+		redistest.Elapse(DefaultTTL)
+		synctest.Wait()
+		if w.Redis.Exists("x") {
+			w.Error("it is still renewed")
+		}
+		w.matches(context.Cause(l), context.Canceled)
+		w.matches(l.UnlockContext(w.Context()), ErrMaxHold)
+	})
+}
+
+// Nested locks count from the outermost, by whatever mutex and however they are nested.
+func TestNestedLocksCountFromTheOutermost(t *testing.T) {
+	for _, turn := range []MutexOption{WithTurn(DefaultTurn), WithTurn(0)} {
+		inBubble(t, func(w *world) {
+			rc := w.client(nil)
+			bounded, free := NewMutex(rc, "x", turn, WithMaxHold(maxHold)), NewMutex(rc, "x", turn)
+			owned := WithOwner("me")
+			outer := w.nested(w.Context(), bounded, true, owned)
+			start := time.Now()
+			redistest.Elapse(maxHold / 2)
+			locks := []*Lock{outer, w.nested(w.Context(), bounded, true, owned), w.nested(w.Context(), free, false, owned),
+				w.nested(context.WithoutCancel(outer), free, true)}
+			for _, l := range locks {
+				<-l.Done()
+				if took := time.Since(start); took != maxHold {
+					w.Errorf("it ended after %v, want %v", took, maxHold)
+				}
+				w.overdue(l)
+			}
+			for _, l := range locks {
+				w.matches(l.UnlockContext(w.Context()), ErrMaxHold)
+			}
+			// A bound of the inner one's mutex alone ends the inner one.
+			outer = w.lock(free, true)
+			redistest.Elapse(maxHold / 2)
+			inner := w.nested(context.WithoutCancel(outer), bounded, true)
+			redistest.Elapse(maxHold/2 - time.Millisecond)
+			if inner.Err() != nil {
+				w.Error("it ended too early")
+			}
+			redistest.Elapse(time.Millisecond)
+			w.overdue(inner)
+			redistest.Elapse(maxHold)
+			if outer.Err() != nil {
+				w.Errorf("the outer one has ended: %v", context.Cause(outer))
+			}
+			w.matches(inner.UnlockContext(w.Context()), ErrMaxHold)
+			w.unlock(outer)
+		})
+	}
+}
+
+// T12: it is renewed while a reader under it is not overdue, and an overdue one ends the turn.
+func TestOverdueReaderEndsItsTurnAndNotTheOthers(t *testing.T) {
+	inBubble(t, func(w *world) {
+		const turn = DefaultTTL / 4
+		m, other := NewMutex(w.client(nil), "x", WithTurn(turn), WithMaxHold(turn/2)), NewMutex(w.client(nil), "x")
+		first := w.lock(m, false)
+		redistest.Elapse(turn / 4)
+		second := w.lock(m, false)
+		if first.ID() != second.ID() {
+			w.Fatal("the readers do not share an acquisition")
+		}
+		<-first.Done()
+		w.overdue(first)
+		if second.Err() != nil {
+			w.Errorf("the other one has ended, too: %v", context.Cause(second))
+		}
+		third := w.lock(m, false)
+		if third.ID() == first.ID() {
+			w.Error("the turn goes on")
+		}
+		w.unlock(third)
+		w.unlock(second)
+		next := w.later(other, true)
+		w.pending(next)
+		w.unlock(w.within(DefaultTTL, next))
+		w.matches(first.UnlockContext(w.Context()), ErrMaxHold)
+	})
+	inBubble(t, func(w *world) { // for several leases
+		const turn = DefaultTTL / 4
+		m, long := NewMutex(w.client(nil), "x", WithTurn(turn), WithMaxHold(maxHold)), 3*DefaultTTL
+		first := w.lock(m, false)
+		redistest.Elapse(turn / 2)
+		second := w.lock(m, false)
+		<-first.Done()
+		redistest.Elapse(turn/2 - time.Millisecond)
+		if second.Err() != nil || first.ID() != second.ID() {
+			w.Errorf("the other one has ended, too: %v", context.Cause(second))
+		}
+		<-second.Done()
+		w.overdue(second)
+		redistest.Elapse(long)
+		w.empty()
+	})
+}
+
+// A waiter of the process is served when the lease of an overdue lock has ended, with a greater token.
+func TestQueueGoesOnAfterAnOverdueLock(t *testing.T) {
+	inBubble(t, func(w *world) {
+		m := NewMutex(w.client(nil), "x", WithMaxHold(maxHold))
+		l := w.lock(m, true)
+		next := w.later(m, true)
+		<-l.Done()
+		w.pending(next)
+		redistest.Elapse(DefaultTTL)
+		got := w.granted(next, "the lease has ended")
+		if got.Token() <= l.Token() {
+			w.Errorf("the token is %d after %d", got.Token(), l.Token())
+		}
+		w.unlock(got)
+		w.matches(l.UnlockContext(w.Context()), ErrMaxHold)
+	})
+}
+
+// A lock that code cleans up under is not granted within an overdue one: it would be overdue as well.
+func TestNothingIsNestedInAnOverdueLock(t *testing.T) {
+	inBubble(t, func(w *world) {
+		m := NewMutex(w.client(nil), "x", WithMaxHold(maxHold))
+		l := w.lock(m, true)
+		<-l.Done()
+		_, err := m.TryLockContext(context.WithoutCancel(l))
+		w.matches(err, ErrLock)
+		redistest.Elapse(DefaultTTL)
+		w.unlock(w.nested(context.WithoutCancel(l), m, true))
+	})
+}
+
+// A renewal that is under way when the lock becomes overdue is the last one, whatever comes of it.
+func TestRenewalUnderWayIsTheLastOne(t *testing.T) {
+	for _, fails := range []bool{true, false} {
+		inBubble(t, func(w *world) {
+			const late = 100 * time.Millisecond
+			m := NewMutex(w.client(w.link), "x", WithMaxHold(DefaultTTL/2+late))
+			l := w.lock(m, true)
+			redistest.Elapse(DefaultTTL/2 - late)
+			w.link.SetDelay(2 * late)
+			<-l.Done()
+			start := time.Now()
+			w.overdue(l)
+			w.link.SetDelay(0)
+			if fails {
+				w.Redis.SetError("ERR not now")
+				redistest.Elapse(DefaultTTL / 8)
+				w.Redis.SetError("")
+			}
+			for w.Redis.Exists("x") {
+				if took := time.Since(start); took > DefaultTTL+2*late {
+					w.Fatalf("it is held %v after its end", took)
+				}
+				redistest.Elapse(late)
+			}
+			w.matches(l.UnlockContext(w.Context()), ErrMaxHold)
+		})
+	}
+}
+
+// A lock that was unlocked is not kept until its time would be over.
+func TestUnlockedLockIsNotKept(t *testing.T) {
+	noCollector(t)
+	inBubble(t, func(w *world) {
+		m := NewMutex(w.client(nil), "x", WithMaxHold(time.Hour))
+		l := w.lock(m, true)
+		kept := weak.Make(l.core)
+		w.unlock(l)
+		synctest.Wait()
+		runtime.GC()
+		if kept.Value() != nil {
+			w.Error("something still refers to it")
+		}
+	})
+}
+
+// The error names what became of the lock beside what f returned.
+func TestDoReturnsThatTheLockWasOverdue(t *testing.T) {
+	inBubble(t, func(w *world) {
+		m := NewMutex(w.client(nil), "x", WithMaxHold(maxHold))
+		own := errors.New("own")
+		err := m.Do(w.Context(), func(l *Lock) error { <-l.Done(); return own })
+		if !errors.Is(err, own) || !errors.Is(err, ErrMaxHold) {
+			w.Errorf("want both errors, got %v", err)
+		}
+		w.unlock(w.lock(m, true))
+	})
+}
+
+func TestMaxHoldIsPositive(t *testing.T) {
+	inBubble(t, func(w *world) {
+		for _, d := range []time.Duration{0, -1} {
+			_, err := NewMutex(w.client(nil), "x", WithMaxHold(d)).TryLockContext(w.Context())
+			w.matches(err, ErrInvalid)
+		}
+	})
+}
