@@ -115,6 +115,9 @@ func cut(s string, last byte) (before, after string) {
 	return s[:i], s[i+1:]
 }
 
+// ProcessName returns the name of this process.
+func ProcessName() string { return ProcessOf(ChannelPrefix + process.get()) }
+
 // ProcessOf returns the name of the process to which an id belongs: what SetProcessName gave it, or "<host>/<pid>". It
 // returns "" for an id without a name, as older versions use.
 func ProcessOf(id string) string {
