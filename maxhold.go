@@ -70,7 +70,7 @@ func (b *bound) stop() {
 // end ends the lock. Its context may have ended earlier, with its parent.
 func (b *bound) end() {
 	c := b.lock
-	if !c.grant.Overdue(c) {
+	if !c.grant.Overdue((*weakUser)(c)) {
 		return
 	}
 	c.cancel(ErrMaxHold)
