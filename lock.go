@@ -43,6 +43,7 @@ type core struct {
 	cancel context.CancelCauseFunc
 	grant  *localqueue.Grant  // shared with the locks nested in it
 	since  clock.Instant      // when it, or the lock that it is nested in, was granted; set once
+	most   time.Duration      // how long it is held at most, counted from then; 0: there is no bound; set once
 	lock   weak.Pointer[Lock] // set, under the mutex of the acquisition, when that is renewed for the first time
 }
 
@@ -62,8 +63,8 @@ func (l *Lock) open(m *RWMutex, r request, outer *core, o *owner) error {
 		until, u = context.WithValue(until, callKey{}, r.call), tracedUser{(*user)(l), r.call}
 	}
 	var bound *bound
-	if d := m.maxHold(outer); d > 0 {
-		bound = newBound(l.core, d)
+	if l.most = m.maxHold(outer); l.most > 0 {
+		bound = newBound(l.core)
 		l.cancel = bound.stopping(l.cancel)
 	}
 	err := acquisition.ErrRetry // stays if a hook, a logger or a context panics
