@@ -43,6 +43,7 @@ type core struct {
 	cancel context.CancelCauseFunc
 	grant  *localqueue.Grant  // shared with the locks nested in it
 	since  clock.Instant      // when it, or the lock that it is nested in, was granted; set once
+	most   time.Duration      // how long it is held at most, counted from then; 0: there is no bound; set once
 	lock   weak.Pointer[Lock] // set, under the mutex of the acquisition, when that is renewed for the first time
 }
 
@@ -62,8 +63,8 @@ func (l *Lock) open(m *RWMutex, r request, outer *core, o *owner) error {
 		until, u = context.WithValue(until, callKey{}, r.call), tracedUser{(*user)(l), r.call}
 	}
 	var bound *bound
-	if d := m.maxHold(outer); d > 0 {
-		bound = newBound(l.core, d)
+	if l.most = m.maxHold(outer); l.most > 0 {
+		bound = newBound(l.core)
 		l.cancel = bound.stopping(l.cancel)
 	}
 	err := acquisition.ErrRetry // stays if a hook, a logger or a context panics
@@ -75,7 +76,7 @@ func (l *Lock) open(m *RWMutex, r request, outer *core, o *owner) error {
 	switch {
 	case outer != nil:
 		l.since = outer.since
-		err = l.grant.Nest(u, outer, r.write)
+		err = l.grant.Nest(u, (*weakUser)(outer), r.write)
 	case l.grant != nil:
 		err = l.grant.Acquire(until, u)
 	default:
@@ -273,37 +274,40 @@ type user Lock
 func (u *user) Granted(g *localqueue.Grant, _ bool) { u.grant, u.since = g, clock.Now() }
 
 func (u *user) Self() any       { return u.core }
-func (u *user) End(cause error) { u.core.End(cause) }
+func (u *user) End(cause error) { (*weakUser)(u.core).End(cause) }
 func (u *user) Forget()         {}
 
 func (u *user) Watch() (weakly acquisition.User, taken bool) {
 	u.lock = weak.Make((*Lock)(u))
-	return u.core, false
+	return (*weakUser)(u.core), false
 }
 
-// A core is a Lock as its acquisition knows it from the first renewal on.
-func (c *core) Self() any { return c }
+// A weakUser is a Lock as its acquisition knows it from the first renewal on. It is a type of its own because a Lock has the
+// methods of its core, and users of the package would see these.
+type weakUser core
+
+func (u *weakUser) Self() any { return (*core)(u) }
 
 // End implements [acquisition.User]: the lock was lost.
-func (c *core) End(cause error) {
-	defer c.grant.Lost() // also if the parent context panics
-	c.cancel(cause)
+func (u *weakUser) End(cause error) {
+	defer u.grant.Lost() // also if the parent context panics
+	u.cancel(cause)
 }
 
-func (c *core) Watch() (weakly acquisition.User, taken bool) { return c, c.lock.Value() == nil }
+func (u *weakUser) Watch() (weakly acquisition.User, taken bool) { return u, u.lock.Value() == nil }
 
 // Forget implements [acquisition.User]: nobody can unlock the lock any more.
-func (c *core) Forget() {
-	if c.grant.Usable(c) != nil {
+func (u *weakUser) Forget() {
+	if u.grant.Usable(u) != nil {
 		return
 	}
-	why := fmt.Errorf("nothing refers to it any more, and it was not unlocked in %v", time.Duration(clock.Now()-c.since).Round(time.Millisecond))
-	c.cancel(ErrUnlocked)
-	switch err := c.grant.Unlock(context.Background(), c); {
+	why := fmt.Errorf("nothing refers to it any more, and it was not unlocked in %v", time.Duration(clock.Now()-u.since).Round(time.Millisecond))
+	u.cancel(ErrUnlocked)
+	switch err := u.grant.Unlock(context.Background(), u); {
 	case errors.Is(err, ErrUnlocked): // by another call
 		return
 	case err != nil:
 		why = fmt.Errorf("%w: %w", why, err)
 	}
-	c.grant.Config().Log.Error(c.grant.Keys().Name(), "a lock was forgotten, and is released", why)
+	u.grant.Config().Log.Error(u.grant.Keys().Name(), "a lock was forgotten, and is released", why)
 }

@@ -112,7 +112,7 @@ func (w *world) pending(c <-chan *Lock) {
 func matches(err error, want error) string {
 	all := map[string]error{
 		"ErrLock": ErrLock, "ErrLockLost": ErrLockLost, "ErrUnlocked": ErrUnlocked, "ErrUpgrade": ErrUpgrade, "ErrRedis": ErrRedis, "ErrNotLock": ErrNotLock,
-		"ErrRevoked": ErrRevoked, "ErrNoSuchID": ErrNoSuchID,
+		"ErrRevoked": ErrRevoked, "ErrMaxHold": ErrMaxHold, "ErrNoSuchID": ErrNoSuchID,
 		"ErrInvalid": ErrInvalid, "context.Canceled": context.Canceled, "context.DeadlineExceeded": context.DeadlineExceeded,
 	}
 	for name, target := range all {
@@ -698,4 +698,16 @@ func TestCanceledTryLeavesNothing(t *testing.T) {
 func endTrust(l *Lock) {
 	until := reflect.ValueOf(l.grant).Elem().FieldByName("turn").Elem().FieldByName("acq").FieldByName("until").Addr().UnsafePointer()
 	(*atomic.Int64)(until).Store(int64(clock.Now()))
+}
+
+// A user of the package can call what the documentation names, and nothing of the engine.
+func TestLockHasNoMethodsOfTheEngine(t *testing.T) {
+	want := []string{"Deadline", "Done", "Downgrade", "Err", "ID", "Key", "Token", "Unlock", "UnlockContext", "Until", "Value"}
+	var got []string
+	for i, lock := 0, reflect.TypeFor[*Lock](); i < lock.NumMethod(); i++ {
+		got = append(got, lock.Method(i).Name)
+	}
+	if !reflect.DeepEqual(got, want) {
+		t.Errorf("a Lock has the methods %v, want %v", got, want)
+	}
 }

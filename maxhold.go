@@ -10,33 +10,28 @@ import (
 )
 
 // maxHold returns for how long a lock of m is held at most, counted from the grant of the outermost lock that it is nested in;
-// 0: there is no bound. Outer is a lock of that one, or nil.
+// 0: there is no bound. Outer is the lock that it is nested in, or nil.
 func (m *RWMutex) maxHold(outer *core) time.Duration {
 	own := m.config.MaxHold
-	if outer == nil {
+	switch {
+	case outer == nil || outer.most == 0:
 		return own
-	}
-	switch outermost := outer.grant.Config().MaxHold; {
 	case own == 0:
-		return outermost
-	case outermost == 0:
-		return own
-	default:
-		return min(own, outermost)
+		return outer.most
 	}
+	return min(own, outer.most)
 }
 
 // A bound ends a lock that has been held for as long as [WithMaxHold] allows.
 type bound struct {
 	lock *core
-	most time.Duration
 
 	mu    sync.Mutex
 	timer *time.Timer // nil: it has not started
 	over  bool        // the lock has ended
 }
 
-func newBound(c *core, most time.Duration) *bound { return &bound{lock: c, most: most} }
+func newBound(c *core) *bound { return &bound{lock: c} }
 
 // start starts the bound of a lock that was granted, unless that has ended already. B may be nil.
 func (b *bound) start() {
@@ -46,7 +41,7 @@ func (b *bound) start() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if !b.over {
-		b.timer = time.AfterFunc(b.most-time.Duration(clock.Now()-b.lock.since), b.end)
+		b.timer = time.AfterFunc(b.lock.most-time.Duration(clock.Now()-b.lock.since), b.end)
 	}
 }
 
@@ -70,10 +65,10 @@ func (b *bound) stop() {
 // end ends the lock. Its context may have ended earlier, with its parent.
 func (b *bound) end() {
 	c := b.lock
-	if !c.grant.Overdue(c) {
+	if !c.grant.Overdue((*weakUser)(c)) {
 		return
 	}
 	c.cancel(ErrMaxHold)
 	c.grant.Config().Log.Error(c.grant.Keys().Name(), "a lock is renewed no more, and is free when its lease ends or it is unlocked",
-		fmt.Errorf("%w: it was not unlocked in %v", ErrMaxHold, b.most))
+		fmt.Errorf("%w: it was not unlocked in %v", ErrMaxHold, c.most))
 }

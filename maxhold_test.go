@@ -312,3 +312,20 @@ func TestMaxHoldIsPositive(t *testing.T) {
 		}
 	})
 }
+
+// Locks that are nested in one end with it.
+func TestLockNestedInANestedOneEndsWithIt(t *testing.T) {
+	inBubble(t, func(w *world) {
+		rc := w.client(nil)
+		free, bounded := NewMutex(rc, "x"), NewMutex(rc, "x", WithMaxHold(maxHold))
+		outer := w.lock(free, true)
+		middle := w.nested(outer, bounded, true)
+		inner := w.nested(context.WithoutCancel(middle), free, true)
+		<-middle.Done()
+		w.overdue(middle)
+		w.overdue(inner)
+		w.matches(inner.UnlockContext(w.Context()), ErrMaxHold)
+		w.matches(middle.UnlockContext(w.Context()), ErrMaxHold)
+		w.unlock(outer)
+	})
+}

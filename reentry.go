@@ -34,7 +34,7 @@ func (m *RWMutex) newLock(r request) (l *Lock, outer *core, o *owner) {
 func (m *RWMutex) outerOf(r request) *core {
 	l, ok := FromContext(r.ctx)
 	for ; ok; l, ok = FromContext(l.ctx) {
-		if l.isOn(m, r) && l.grant.Admits(l.core) {
+		if l.isOn(m, r) && l.grant.Admits((*weakUser)(l.core)) {
 			return l.core
 		}
 	}
@@ -88,7 +88,7 @@ func (m *RWMutex) newOwnedLock(r request, outer *core) (l *Lock, in *core, o *ow
 		owners.m[name] = o
 	}
 	for other := range o.locks {
-		if outer == nil && other.isOn(m, r) && other.grant.Admits(other) {
+		if outer == nil && other.isOn(m, r) && other.grant.Admits((*weakUser)(other)) {
 			outer = other
 		}
 	}

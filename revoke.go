@@ -31,7 +31,8 @@ func (m *RWMutex) Revoke(ctx context.Context, id string, opt ...LockOption) erro
 	if err != nil {
 		return err
 	}
-	if i := strings.LastIndexByte(id, ':'); i <= 0 || !isNumber(id[i+1:]) {
+	// With a "-" in front it would name the tombstone of an id, which must stay: see lua/lib/keys.lua.
+	if i := strings.LastIndexByte(id, ':'); i <= 0 || id[0] == '-' || !isNumber(id[i+1:]) {
 		return fmt.Errorf("%w: %q is no id of a lock", ErrInvalid, id)
 	}
 	known := make([]bool, len(m.config.Nodes))

@@ -298,3 +298,40 @@ func (ns *nodes) matchesEnd(err error) {
 		ns.Errorf("want ErrRevoked or ErrLockLost, got %v", err)
 	}
 }
+
+// A tombstone is no participant: with it a late acquire of its id is refused.
+func TestRevokeTakesNoTombstone(t *testing.T) {
+	onOneAndFive(t, func(ns *nodes) {
+		m := ns.mutex()
+		l := ns.lock(m, true)
+		ns.revoke(m, l.ID())
+		ns.matches(m.Revoke(ns.Context(), "-"+l.ID()), ErrInvalid)
+		for _, mini := range ns.minis {
+			ids, _ := mini.ZMembers("{x}:lease")
+			if len(ids) != 1 || ids[0][:2] != "-r" {
+				ns.Errorf("the tombstone has gone: %q", ids)
+			}
+		}
+	})
+}
+
+// A holder listens for as long as its TTL after each renewal, whatever others do.
+func TestHolderWithALongTTLListensAfterOneWithAShortOne(t *testing.T) {
+	inBubble(t, func(w *world) {
+		rc := w.client(nil)
+		long, short := NewMutex(rc, "x", WithTTL(time.Minute)), NewMutex(rc, "y", WithTTL(MinTTL))
+		l := w.lock(long, true)
+		redistest.Elapse(31 * time.Second)
+		s := w.lock(short, true)
+		redistest.Elapse(MinTTL)
+		w.unlock(s)
+		redistest.Elapse(10 * time.Second)
+		start := time.Now()
+		w.revoke(NewMutex(w.client(nil), "x"), l.ID())
+		<-l.Done()
+		if took := time.Since(start); took != 0 {
+			w.Errorf("it learned of it after %v", took)
+		}
+		w.revoked(l)
+	})
+}

@@ -251,7 +251,10 @@ func (m *RWMutex) lockWithin(r request) (*Lock, error) {
 		defer cancel()
 		r.until = until
 		l, err = m.acquire(r)
-		return l, r.ctx.Err() == nil && errors.Is(err, context.DeadlineExceeded), err
+		if over = errors.Is(err, context.DeadlineExceeded); over && r.ctx.Err() != nil { // the caller's own has ended, too
+			return nil, false, lockerr.Ended(r.ctx, r.keys.Name())
+		}
+		return l, over, err
 	}
 	l, over, err := within(r.wait)
 	if !over {

@@ -191,7 +191,12 @@ func (t *Trace) push(m *RWMutex, f func()) {
 
 // run tells the events, until there are none.
 func (t *Trace) run(m *RWMutex) {
-	q := &t.queue
+	q, returned := &t.queue, false
+	defer func() {
+		if !returned { // a function has ended the goroutine
+			go t.run(m)
+		}
+	}()
 	for {
 		q.mu.Lock()
 		if len(q.events) == 0 {
@@ -204,6 +209,7 @@ func (t *Trace) run(m *RWMutex) {
 		}
 		if !q.told {
 			q.mu.Unlock()
+			returned = true
 			return
 		}
 		f := q.events[0]

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"strings"
 	"sync"
 	"testing"
@@ -287,4 +288,21 @@ func TestNilTraceIsRefused(t *testing.T) {
 	if !errors.Is(err, ErrInvalid) {
 		t.Errorf("got %v, want ErrInvalid", err)
 	}
+}
+
+func TestTraceGoesOnAfterAFunctionThatEndsItsGoroutine(t *testing.T) {
+	inBubble(t, func(w *world) {
+		n := 0
+		m := NewMutex(w.client(nil), "x", WithTrace(&Trace{Granted: func(TraceGranted) {
+			n++
+			runtime.Goexit()
+		}}))
+		for range 3 {
+			w.unlock(w.lock(m, true))
+			synctest.Wait()
+		}
+		if n != 3 {
+			w.Errorf("told of %d grants, want 3", n)
+		}
+	})
 }

@@ -131,3 +131,23 @@ func TestWaitOverSeveralNodesNamesTheHolder(t *testing.T) {
 		ns.unlock(l)
 	})
 }
+
+// Promise 10: errors of a context are those of the caller's own.
+func TestWaitThatEndsWithTheContextReturnsItsError(t *testing.T) {
+	inBubble(t, func(w *world) {
+		m, other := NewMutex(w.client(nil), "x"), NewMutex(w.client(nil), "x")
+		l := w.lock(m, true)
+		why := errors.New("the caller has left")
+		for _, wait := range []time.Duration{time.Millisecond, time.Second, time.Second + lastTry} {
+			for range 200 {
+				ctx, cancel := context.WithCancelCause(w.Context())
+				time.AfterFunc(wait, func() { cancel(why) })
+				_, err := other.LockContext(ctx, WithWait(time.Second))
+				if errors.Is(err, context.DeadlineExceeded) || !errors.Is(err, ErrLock) && !errors.Is(err, why) {
+					w.Fatalf("wait %v: %v", wait, err)
+				}
+			}
+		}
+		w.unlock(l)
+	})
+}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/redis/go-redis/v9"
@@ -170,10 +171,10 @@ func DemoteRedis(err error) error {
 func (e caused) Error() string { return e.kind.Error() + ": " + e.cause.Error() }
 
 func (e caused) Is(target error) bool {
-	switch target {
-	case e.kind:
+	switch {
+	case target == e.kind:
 		return true
-	case context.Canceled, context.DeadlineExceeded, ErrRedis, ErrLock, ErrLockLost, ErrRevoked, ErrUnlocked, ErrNoSuchID, ErrUpgrade, ErrNotLock, ErrInvalid:
+	case target == context.Canceled, target == context.DeadlineExceeded, slices.Contains(sentinels, target):
 		return false
 	}
 	return errors.Is(e.cause, target)

@@ -104,7 +104,9 @@ func (b *Box) StayOpen(d time.Duration) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.open = time.Now().Add(d)
+	if open := time.Now().Add(d); open.After(b.open) { // another one may hold for longer
+		b.open = open
+	}
 	b.subscribe()
 	b.closeLater()
 }
