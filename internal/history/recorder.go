@@ -44,6 +44,19 @@ func (r *Recorder) Begin(op Op) *Span {
 	return s
 }
 
+// Now records an event that is no part of an operation, and returns its time.
+func (r *Recorder) Now() int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.now()
+}
+
+// now returns the time of the next event. The mutex is held, so that the times are in the order of the events.
+func (r *Recorder) now() int64 {
+	r.last = max(r.last+1, r.clock())
+	return r.last
+}
+
 // Ops returns a copy of all operations so far, in the order of Begin.
 func (r *Recorder) Ops() []Op {
 	r.mu.Lock()
@@ -73,9 +86,7 @@ func (s *Span) record(f func(now int64)) {
 	r := s.r
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	// The clock is read under the mutex, so that the times are in the order of the events.
-	r.last = max(r.last+1, r.clock())
-	f(r.last)
+	f(r.now())
 	if r.w == nil || r.err != nil {
 		return
 	}
