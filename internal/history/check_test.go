@@ -170,6 +170,8 @@ func TestOrder(t *testing.T) {
 		{"two keys", []history.Op{asked(write("a", 40, 50, 2), 10), with(asked(write("b", 30, 40, 1), 20), func(o *history.Op) { o.Key = "l" })}, ""},
 		{"the first had given up", []history.Op{{Client: "a", Key: "k", Kind: history.Write, Asked: 10, Ended: 30}, asked(write("b", 30, 40, 1), 20)}, ""},
 		{"the first had not yet given up", []history.Op{{Client: "a", Key: "k", Kind: history.Write, Asked: 10, Ended: 31}, asked(write("b", 30, 40, 1), 20)}, "overtook"},
+		{"the first was revoked, and does not know yet", []history.Op{{Client: "a", Key: "k", Kind: history.Write, Asked: 10, Revoked: 29, Ended: 40}, asked(write("b", 30, 40, 1), 20)}, ""},
+		{"the first is revoked later", []history.Op{{Client: "a", Key: "k", Kind: history.Write, Asked: 10, Revoked: 31, Ended: 40}, asked(write("b", 30, 40, 1), 20)}, "overtook"},
 		{"the first was killed, at an unknown time", []history.Op{{Client: "a", Key: "k", Kind: history.Write, Asked: 10}, asked(write("b", 30, 40, 1), 20)}, ""},
 		{"the first was paused", []history.Op{with(asked(write("a", 40, 50, 2), 10), func(o *history.Op) { o.Paused = true }), asked(write("b", 30, 40, 1), 20)}, ""},
 	}.run(t, func(ops []history.Op) error { return history.Order(ops, 5) })

@@ -81,19 +81,19 @@ func (o *Op) Held() (from, to int64, ok bool) {
 	if o.Got == 0 || o.Revoked != 0 && o.Revoked <= o.Got {
 		return 0, 0, false
 	}
-	to = earlier(o.Unlocking, o.Ended)
+	to = Earlier(o.Unlocking, o.Ended)
 	if o.Paused || to == 0 {
-		to = earlier(to, o.Until)
+		to = Earlier(to, o.Until)
 	}
-	to = earlier(to, o.Revoked)
+	to = Earlier(to, o.Revoked)
 	if to == 0 {
 		to = math.MaxInt64
 	}
 	return o.Got, max(o.Got, to), true
 }
 
-// earlier returns the earlier of two times that may be unknown.
-func earlier(a, b int64) int64 {
+// Earlier returns the earlier of two times that may be unknown.
+func Earlier(a, b int64) int64 {
 	if a == 0 || b == 0 {
 		return a + b
 	}

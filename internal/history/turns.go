@@ -54,7 +54,7 @@ func replaced(line []*Op, o, p *Op, bound time.Duration) bool {
 		if h.Queue != o.Queue {
 			return false
 		}
-		since := p.Got - earlier(h.Ended, h.Unlocking)
+		since := p.Got - Earlier(h.Ended, h.Unlocking)
 		gaveUp := h.writes() != o.writes() && h.Got == 0 && h.Ended != 0 && h.Asked <= o.Asked && since >= 0
 		revoked := h.Revoked != 0 && h.Revoked <= p.Got
 		return (gaveUp || revoked) && since <= int64(bound)
