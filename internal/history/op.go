@@ -71,6 +71,10 @@ type Op struct {
 	Refused bool `json:"refused,omitempty"`
 
 	Err string `json:"err,omitempty"` // the error of the call
+
+	// For the test: no check depends on them.
+	Lock  string `json:"lock,omitempty"`  // the id of the lock or, of a refused try, of the lock in the way
+	Cause string `json:"cause,omitempty"` // why the lock ended
 }
 
 // Held returns the time during which the client relied on the lock: from Got to the earlier of Unlocking and Ended. If the

@@ -75,7 +75,7 @@ func (r *Recorder) Err() error {
 	return r.err
 }
 
-// A Span records the events of one operation. Only the first call of each method counts, except for Until.
+// A Span records the events of one operation. Only the first call of each method counts, except for Until and Set.
 type Span struct {
 	r  *Recorder
 	op *Op
@@ -137,6 +137,9 @@ func (s *Span) Failed(err error) {
 func (s *Span) Refused() {
 	s.once(&s.op.Ended, func() { s.op.Refused, s.op.Freed = true, s.op.Ended })
 }
+
+// Set changes what the test notes of the operation.
+func (s *Span) Set(change func(op *Op)) { s.record(func(int64) { change(s.op) }) }
 
 // Paused records that the process was stopped for a while.
 func (s *Span) Paused() { s.record(func(int64) { s.op.Paused = true }) }

@@ -40,9 +40,9 @@ type attempt struct {
 	queue string // the local one; "" if it has none
 	owner string
 	ctx   context.Context // the parent of the lock; nil: none that ends
-	most  time.Duration // of WithMaxHold; 0: no bound
-	waits time.Duration // of WithWait; 0: no bound, or a try
-	zero  bool          // a try by WithWait(0)
+	most  time.Duration   // of WithMaxHold; 0: no bound
+	waits time.Duration   // of WithWait; 0: no bound, or a try
+	zero  bool            // a try by WithWait(0)
 
 	span       *history.Span
 	asked      int64
