@@ -348,8 +348,7 @@ func (w *worker) unlock(a *attempt, l *redismutex.Lock) {
 		return
 	}
 	cause := context.Cause(l)
-	a.ended = ending(cause)
-	a.orphan = cause != nil && a.ended == nil
+	a.orphan = cause != nil && ending(cause) == nil
 	if a.orphan && (a.ctx == nil || a.ctx.Err() == nil) {
 		w.fail("%v: want the lock ended with its parent only, or for a reason of its own, it ended with %v", a, cause)
 	}
@@ -359,6 +358,10 @@ func (w *worker) unlock(a *attempt, l *redismutex.Lock) {
 	err := l.UnlockContext(ctx)
 	w.lives(func() {
 		a.unlocked = w.clock()
+		// The error tells of a lock that was held for too long what has become of it since.
+		if a.ended = ending(context.Cause(l)); a.ended == nil && !errors.Is(err, redismutex.ErrLockLost) {
+			a.ended = ending(err)
+		}
 		switch {
 		case err == nil:
 			a.confirmed = true
@@ -366,9 +369,6 @@ func (w *worker) unlock(a *attempt, l *redismutex.Lock) {
 		case errors.Is(err, redismutex.ErrLockLost):
 			a.lost = true
 		case ending(err) != nil:
-			if a.ended == nil { // one that was held for too long may have been revoked since
-				a.ended = ending(err)
-			}
 			if !w.fails() {
 				a.span.Freed()
 			}
