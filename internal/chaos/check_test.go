@@ -34,6 +34,7 @@ func (w *world) check(faults []fault, finished int64) {
 		byClient[p.name] = w.load(p)
 		ops = append(ops, byClient[p.name]...)
 	}
+	w.revocations(ops)
 	w.progress(ops, finished)
 	w.effects(faults, ops, byClient)
 	w.writes(ops)
@@ -98,6 +99,7 @@ func (w *world) must(err error) {
 
 func ttlOf(o history.Op) time.Duration {
 	_, ttl, _ := strings.Cut(o.Client, "@")
+	ttl, _, _ = strings.Cut(ttl, "/")
 	d, err := time.ParseDuration(ttl)
 	must(err)
 	return d
@@ -110,7 +112,11 @@ func (w *world) load(p *process) []history.Op {
 		w.must(err)
 		return b
 	}
+	w.calls = append(w.calls, parseCalls(read("revocations"))...)
 	for line := range strings.Lines(string(read("log"))) {
+		if refused, ok := strings.CutPrefix(line, unlessRevoked); ok {
+			w.doubtful = append(w.doubtful, refused)
+		}
 		if strings.HasPrefix(line, violation) || strings.Contains(line, "DATA RACE") || strings.HasPrefix(line, "panic: ") {
 			w.Errorf("client %s reports: %s", p.name, line)
 		}
@@ -187,8 +193,8 @@ func (w *world) progress(ops []history.Op, finished int64) {
 		}
 	}
 	for _, p := range w.clients {
-		for _, ttl := range ttls {
-			if name := fmt.Sprintf("%s@%v", p.name, ttl); since[name] == 0 {
+		for i := range ttls {
+			if name := workerName(p.name, i); since[name] == 0 {
 				w.Errorf("want every worker granted a lock in the %v after the last fault, %s was not", calm, name)
 			}
 		}

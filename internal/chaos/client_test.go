@@ -29,8 +29,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Each client has a worker for each TTL.
-var ttls = []time.Duration{300 * time.Millisecond, 500 * time.Millisecond, time.Second, longest}
+// Each client has a worker for each of these TTLs. Those with the same one share queues.
+var ttls = []time.Duration{300 * time.Millisecond, 500 * time.Millisecond, 500 * time.Millisecond, time.Second, time.Second, longest}
 
 const (
 	longest  = 2 * time.Second
@@ -38,6 +38,9 @@ const (
 
 	inClient  = "REDISMUTEX_CHAOS_CLIENT"
 	violation = "VIOLATION: " // prefix of lines in a client's log
+
+	// unlessRevoked is the prefix of lines that are violations unless the lock of the id that follows was revoked.
+	unlessRevoked = "UNLESS REVOKED: "
 )
 
 // A config is what a client receives when it starts.
@@ -96,6 +99,7 @@ type client struct {
 	*history.Recorder
 	registers *rpc.Client
 	links     []*faultnet.Link // one for each independent server
+	calls     io.Writer        // what it has revoked, as JSON
 	calm      atomic.Bool      // set when locks are no longer held for long
 }
 
@@ -104,12 +108,14 @@ func beClient(settings string) int {
 	before := goleak.IgnoreCurrent()
 	c := &client{}
 	must(json.Unmarshal([]byte(settings), &c.config))
+	must(redismutex.SetProcessName(c.Name))
 	write := func(what string) io.WriteCloser {
 		f, err := os.Create(filepath.Join(c.Dir, c.Name+"."+what))
 		must(err)
 		return f
 	}
 	histories, pauses := write("history"), write("pauses")
+	c.calls = write("revocations")
 	c.Recorder = history.New(mono, histories)
 	var err error
 	c.registers, err = rpc.Dial("unix", filepath.Join(c.Dir, socket))
@@ -119,8 +125,9 @@ func beClient(settings string) int {
 	ctx, finish := context.WithCancel(context.Background())
 	var workers, beat sync.WaitGroup
 	for i, ttl := range ttls {
-		workers.Go(func() { c.work(ctx, c.mutex(nodes, ttl), ttl, rand.New(rand.NewPCG(c.Seed, uint64(i)))) })
+		workers.Go(func() { c.work(ctx, i, c.mutex(nodes, ttl), ttl, rand.New(rand.NewPCG(c.Seed, uint64(i)))) })
 	}
+	workers.Go(func() { c.operate(ctx, c.mutex(nodes, longest), rand.New(rand.NewPCG(c.Seed, uint64(len(ttls))))) })
 	stop := make(chan struct{})
 	beat.Go(func() { heartbeat(pauses, stop) })
 	c.obey(os.Stdin)
@@ -220,13 +227,16 @@ func heartbeat(w io.Writer, stop <-chan struct{}) {
 	}
 }
 
-func (c *client) work(ctx context.Context, m *redismutex.RWMutex, ttl time.Duration, rng *rand.Rand) {
-	w := worker{client: c, m: m, ttl: ttl, rng: rng, name: fmt.Sprintf("%s@%v", c.Name, ttl)}
+func (c *client) work(ctx context.Context, i int, m *redismutex.RWMutex, ttl time.Duration, rng *rand.Rand) {
+	w := worker{client: c, m: m, ttl: ttl, rng: rng, name: workerName(c.Name, i)}
 	for ctx.Err() == nil {
 		w.lock(ctx)
 		time.Sleep(upTo(rng, 10*time.Millisecond)) // determines the load
 	}
 }
+
+// workerName is the name of worker i of a client.
+func workerName(client string, i int) string { return fmt.Sprintf("%s@%v/%d", client, ttls[i], i) }
 
 type worker struct {
 	*client
@@ -266,6 +276,9 @@ func (w *worker) lock(ctx context.Context) {
 	op := w.begin(key, k, try)
 	l, err := ask(ctx, sub)
 	if err != nil {
+		if held := (&redismutex.HeldError{}); errors.As(err, &held) {
+			op.Set(func(o *history.Op) { o.Lock = held.Holder })
+		}
 		// Over several nodes two tries can make each other fail: then no one holds the lock.
 		if errors.Is(err, redismutex.ErrLock) && !errors.Is(err, redismutex.ErrRedis) && w.World != redlock {
 			op.Refused()
@@ -275,6 +288,7 @@ func (w *worker) lock(ctx context.Context) {
 		return
 	}
 	ops := []*history.Span{op}
+	op.Set(func(o *history.Op) { o.Lock = l.ID() })
 	op.Got(l.Token(), until(l))
 	first := op
 	context.AfterFunc(l, func() { ended(first, l) })
@@ -312,6 +326,7 @@ func until(l *redismutex.Lock) int64 { return mono() + int64(time.Until(l.Until(
 // ended records that the end of l was seen.
 func ended(op *history.Span, l *redismutex.Lock) {
 	op.Until(until(l))
+	op.Set(func(o *history.Op) { o.Cause = fmt.Sprint(context.Cause(l)) })
 	op.Ended()
 }
 
@@ -350,7 +365,7 @@ func (w *worker) write(l *redismutex.Lock, k history.Kind, first bool) {
 	var refused bool
 	must(w.registers.Call("Registers.Write", Write{Client: w.name, Key: l.Key(), Token: l.Token(), First: first}, &refused))
 	if refused && l.Err() == nil && !slices.Contains(w.Frail, l.Key()) {
-		w.report("want token %d of %q accepted, it was refused while %s trusts the lock until %v", l.Token(), l.Key(), w.name, until(l))
+		fmt.Fprintf(os.Stderr, unlessRevoked+"%s want token %d of %q accepted, it was refused while %s trusts the lock until %v\n", l.ID(), l.Token(), l.Key(), w.name, until(l))
 	}
 }
 
@@ -361,13 +376,14 @@ func (w *worker) nest(l *redismutex.Lock, sub redismutex.LockOption) {
 		defer inner.Unlock()
 	}
 	if l.Err() == nil && (err != nil || inner.ID() != l.ID() || inner.Token() != l.Token()) {
-		w.report("%s: want %q nested in its own lock, got %v", w.name, l.Key(), err)
+		report("%s: want %q nested in its own lock, got %v", w.name, l.Key(), err)
 	}
 }
 
 // downgrade turns a write lock into a read lock, which is another operation in the history.
 func (w *worker) downgrade(ctx context.Context, l *redismutex.Lock, op *history.Span) (read *history.Span, ok bool) {
 	read = w.begin(l.Key(), history.Read, false)
+	read.Set(func(o *history.Op) { o.Lock = l.ID() })
 	op.Until(until(l))
 	op.Unlocking()
 	if err := l.Downgrade(ctx); err != nil {
@@ -377,9 +393,4 @@ func (w *worker) downgrade(ctx context.Context, l *redismutex.Lock, op *history.
 	op.Freed()
 	read.Got(0, until(l))
 	return read, true
-}
-
-// report reports a violation to the parent process.
-func (w *worker) report(format string, args ...any) {
-	fmt.Fprintf(os.Stderr, violation+format+"\n", args...)
 }

@@ -52,6 +52,8 @@ type world struct {
 	clients  []*process // the live ones
 	dead     []*process
 	marks    []mark
+	calls    []revocation // of all clients
+	doubtful []string     // what clients report that is a violation unless a lock was revoked
 	troubled map[int]int  // by node, the number of faults of its server and its links
 	down     map[int]bool // by node, whether its server has a fault
 	moving   bool         // whether a master or a slot is being moved

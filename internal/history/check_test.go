@@ -102,6 +102,10 @@ var exclusion = cases{
 	{"killed, and its lease not respected", []history.Op{killed(write("a", 10, 0, 1), 50), write("b", 49, 60, 2)}, "by b"},
 	{"lost", []history.Op{with(write("a", 10, 90, 1), func(o *history.Op) { o.Ended = 30 }), write("b", 30, 60, 2)}, ""},
 	{"lost, seen too late", []history.Op{with(write("a", 10, 90, 1), func(o *history.Op) { o.Ended, o.Until = 40, 30 }), write("b", 30, 60, 2)}, "by b"},
+	{"revoked", []history.Op{with(write("a", 10, 90, 1), func(o *history.Op) { o.Revoked = 30 }), write("b", 30, 60, 2)}, ""},
+	{"before it is revoked", []history.Op{with(write("a", 10, 90, 1), func(o *history.Op) { o.Revoked = 31 }), write("b", 30, 60, 2)}, "by b"},
+	{"unlocked before it is revoked", []history.Op{with(write("a", 10, 40, 1), func(o *history.Op) { o.Revoked = 60 }), write("b", 39, 60, 2)}, "by b"},
+	{"revoked before its holder knew of the grant", []history.Op{with(write("a", 40, 90, 1), func(o *history.Op) { o.Revoked = 30 }), write("b", 35, 60, 2)}, ""},
 	{"paused", []history.Op{with(write("a", 10, 90, 1), func(o *history.Op) { o.Ended, o.Until, o.Paused = 80, 30, true }), write("b", 30, 60, 2)}, ""},
 	{"paused, and its lease not respected", []history.Op{with(write("a", 10, 90, 1), func(o *history.Op) { o.Ended, o.Until, o.Paused = 80, 31, true }), write("b", 30, 60, 2)}, "by b"},
 }
@@ -131,6 +135,7 @@ func TestTokens(t *testing.T) {
 		{"rising", []history.Op{write("a", 10, 20, 3), read("b", 20, 30), write("a", 30, 40, 7)}, ""},
 		{"falling", []history.Op{write("a", 10, 20, 7), write("b", 20, 30, 6)}, "fell from 7 to 6"},
 		{"falling back to back, both had asked before", []history.Op{asked(write("a", 10, 20, 7), 1), asked(write("b", 20, 30, 6), 1)}, "fell from 7 to 6"},
+		{"falling after one that was revoked", []history.Op{with(write("a", 10, 90, 7), func(o *history.Op) { o.Revoked = 20 }), asked(write("b", 30, 40, 6), 5)}, "fell from 7 to 6"},
 		{"falling behind one that rises", []history.Op{write("a", 10, 20, 7), write("b", 20, 30, 9), write("c", 30, 40, 8)}, "fell from 9 to 8"},
 		{"twice", []history.Op{write("a", 10, 20, 7), write("b", 20, 30, 7)}, "twice"},
 		{"twice by two who overlap", []history.Op{write("a", 10, 20, 7), write("b", 15, 30, 7)}, "twice"},
@@ -165,6 +170,8 @@ func TestOrder(t *testing.T) {
 		{"two keys", []history.Op{asked(write("a", 40, 50, 2), 10), with(asked(write("b", 30, 40, 1), 20), func(o *history.Op) { o.Key = "l" })}, ""},
 		{"the first had given up", []history.Op{{Client: "a", Key: "k", Kind: history.Write, Asked: 10, Ended: 30}, asked(write("b", 30, 40, 1), 20)}, ""},
 		{"the first had not yet given up", []history.Op{{Client: "a", Key: "k", Kind: history.Write, Asked: 10, Ended: 31}, asked(write("b", 30, 40, 1), 20)}, "overtook"},
+		{"the first was revoked, and does not know yet", []history.Op{{Client: "a", Key: "k", Kind: history.Write, Asked: 10, Revoked: 29, Ended: 40}, asked(write("b", 30, 40, 1), 20)}, ""},
+		{"the first is revoked later", []history.Op{{Client: "a", Key: "k", Kind: history.Write, Asked: 10, Revoked: 31, Ended: 40}, asked(write("b", 30, 40, 1), 20)}, "overtook"},
 		{"the first was killed, at an unknown time", []history.Op{{Client: "a", Key: "k", Kind: history.Write, Asked: 10}, asked(write("b", 30, 40, 1), 20)}, ""},
 		{"the first was paused", []history.Op{with(asked(write("a", 40, 50, 2), 10), func(o *history.Op) { o.Paused = true }), asked(write("b", 30, 40, 1), 20)}, ""},
 	}.run(t, func(ops []history.Op) error { return history.Order(ops, 5) })
@@ -185,6 +192,10 @@ func TestTurns(t *testing.T) {
 		{"a reader passes one that gives up later", []history.Op{in("p", history.Op{Client: "a", Key: "k", Kind: history.Read, Asked: 5, Ended: 37}), in("p", asked(write("b", 90, 95, 3), 10)), asked(read("c", 31, 60), 20)}, "by c"},
 		{"the head, of the other kind, gave up a moment before", []history.Op{in("p", history.Op{Client: "h", Key: "k", Kind: history.Write, Asked: 5, Ended: 28}), in("p", asked(read("a", 40, 50), 10)), asked(write("b", 30, 40, 1), 20)}, ""},
 		{"the head, of the other kind, gave up before that", []history.Op{in("p", history.Op{Client: "h", Key: "k", Kind: history.Write, Asked: 5, Ended: 24}), in("p", asked(read("a", 40, 50), 10)), asked(write("b", 30, 40, 1), 20)}, "by b"},
+		{"the head was revoked a moment before", []history.Op{in("p", history.Op{Client: "h", Key: "k", Kind: history.Read, Asked: 5, Revoked: 27, Ended: 28}), in("p", asked(read("a", 40, 50), 10)), asked(write("b", 30, 40, 1), 20)}, ""},
+		{"the holder was revoked, and does not know yet", []history.Op{in("p", with(asked(write("h", 20, 35, 1), 5), func(o *history.Op) { o.Revoked = 25 })), in("p", asked(write("a", 60, 70, 3), 10)), asked(write("b", 30, 40, 2), 20)}, ""},
+		{"the holder was revoked, and knew before", []history.Op{in("p", with(asked(write("h", 20, 24, 1), 5), func(o *history.Op) { o.Revoked = 22 })), in("p", asked(write("a", 60, 70, 3), 10)), asked(write("b", 30, 40, 2), 20)}, "by b"},
+		{"the holder is revoked later", []history.Op{in("p", with(asked(write("h", 10, 29, 1), 5), func(o *history.Op) { o.Revoked = 31 })), in("p", asked(write("a", 60, 70, 3), 10)), asked(write("b", 30, 40, 2), 20)}, "by b"},
 		{"the head, of the same kind, gave up a moment before", []history.Op{in("p", history.Op{Client: "h", Key: "k", Kind: history.Read, Asked: 5, Ended: 28}), in("p", asked(read("a", 40, 50), 10)), asked(write("b", 30, 40, 1), 20)}, "by b"},
 	}.run(t, func(ops []history.Op) error { return history.Turns(ops, 5, 20) })
 }

@@ -54,6 +54,10 @@ type Op struct {
 	// longest lease that the operation can have.
 	Freed int64 `json:"freed,omitempty"`
 
+	// Revoked is before the first call that revoked the lock, or the wait for it. From then on others may be granted the lock,
+	// although its holder learns of it later. The test that revokes sets it.
+	Revoked int64 `json:"revoked,omitempty"`
+
 	// Until is how long the lock could be trusted without another renewal, as last observed.
 	Until int64 `json:"until,omitempty"`
 
@@ -67,27 +71,33 @@ type Op struct {
 	Refused bool `json:"refused,omitempty"`
 
 	Err string `json:"err,omitempty"` // the error of the call
+
+	// For the test: no check depends on them.
+	Lock  string `json:"lock,omitempty"`  // the id of the lock or, of a refused try, of the lock in the way
+	Cause string `json:"cause,omitempty"` // why the lock ended
 }
 
 // Held returns the time during which the client relied on the lock: from Got to the earlier of Unlocking and Ended. If the
-// process was paused, or the end was not seen because the process was killed, it ends at Until at the latest. Without any
-// end it lasts forever. If the lock was never granted, ok is false.
+// process was paused, or the end was not seen because the process was killed, it ends at Until at the latest. A lock that was
+// revoked ends at Revoked at the latest. Without any end it lasts forever. If the lock was never granted, or not before it was
+// revoked, ok is false.
 func (o *Op) Held() (from, to int64, ok bool) {
-	if o.Got == 0 {
+	if o.Got == 0 || o.Revoked != 0 && o.Revoked <= o.Got {
 		return 0, 0, false
 	}
-	to = earlier(o.Unlocking, o.Ended)
+	to = Earlier(o.Unlocking, o.Ended)
 	if o.Paused || to == 0 {
-		to = earlier(to, o.Until)
+		to = Earlier(to, o.Until)
 	}
+	to = Earlier(to, o.Revoked)
 	if to == 0 {
 		to = math.MaxInt64
 	}
 	return o.Got, max(o.Got, to), true
 }
 
-// earlier returns the earlier of two times that may be unknown.
-func earlier(a, b int64) int64 {
+// Earlier returns the earlier of two times that may be unknown.
+func Earlier(a, b int64) int64 {
 	if a == 0 || b == 0 {
 		return a + b
 	}
@@ -120,6 +130,7 @@ func (o *Op) String() string {
 	if o.Token != 0 {
 		fmt.Fprintf(&b, ", token %d", o.Token)
 	}
+	at("revoked", o.Revoked)
 	at("unlocking", o.Unlocking)
 	at("ended", o.Ended)
 	at("freed", o.Freed)

@@ -52,5 +52,5 @@ func (o *Op) waited() int64 {
 	case o.Got != 0:
 		return o.Got
 	}
-	return o.Ended
+	return Earlier(o.Ended, o.Revoked)
 }

@@ -44,6 +44,19 @@ func (r *Recorder) Begin(op Op) *Span {
 	return s
 }
 
+// Now records an event that is no part of an operation, and returns its time.
+func (r *Recorder) Now() int64 {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.now()
+}
+
+// now returns the time of the next event. The mutex is held, so that the times are in the order of the events.
+func (r *Recorder) now() int64 {
+	r.last = max(r.last+1, r.clock())
+	return r.last
+}
+
 // Ops returns a copy of all operations so far, in the order of Begin.
 func (r *Recorder) Ops() []Op {
 	r.mu.Lock()
@@ -62,7 +75,7 @@ func (r *Recorder) Err() error {
 	return r.err
 }
 
-// A Span records the events of one operation. Only the first call of each method counts, except for Until.
+// A Span records the events of one operation. Only the first call of each method counts, except for Until and Set.
 type Span struct {
 	r  *Recorder
 	op *Op
@@ -73,9 +86,7 @@ func (s *Span) record(f func(now int64)) {
 	r := s.r
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	// The clock is read under the mutex, so that the times are in the order of the events.
-	r.last = max(r.last+1, r.clock())
-	f(r.last)
+	f(r.now())
 	if r.w == nil || r.err != nil {
 		return
 	}
@@ -126,6 +137,9 @@ func (s *Span) Failed(err error) {
 func (s *Span) Refused() {
 	s.once(&s.op.Ended, func() { s.op.Refused, s.op.Freed = true, s.op.Ended })
 }
+
+// Set changes what the test notes of the operation.
+func (s *Span) Set(change func(op *Op)) { s.record(func(int64) { change(s.op) }) }
 
 // Paused records that the process was stopped for a while.
 func (s *Span) Paused() { s.record(func(int64) { s.op.Paused = true }) }

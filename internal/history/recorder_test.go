@@ -121,14 +121,16 @@ func record(w io.Writer) *history.Recorder {
 	a.Freed()                        // 10
 	b.Failed(errors.New("gave up"))  // 11
 	b.Failed(errors.New("and more")) // 12, ignored
-	b.Paused()
+	b.Paused()                       // 13
+	now := r.Now()                   // 14
+	b.Set(func(o *history.Op) { o.Lock, o.Cause, o.Revoked = "m:1", "lost", now })
 	return r
 }
 
 func TestRecorder(t *testing.T) {
 	want := []history.Op{
 		{ID: 1, Client: "a", Key: "k", Kind: history.Write, Asked: 1, Got: 4, Unlocking: 7, Ended: 9, Freed: 10, Until: 200, Token: 7},
-		{ID: 2, Client: "b", Key: "k", Kind: history.Read, Asked: 2, Ended: 11, Err: "gave up", Paused: true},
+		{ID: 2, Client: "b", Key: "k", Kind: history.Read, Asked: 2, Ended: 11, Err: "gave up", Paused: true, Revoked: 14, Lock: "m:1", Cause: "lost"},
 		{ID: 3, Client: "c", Key: "k", Kind: history.Write, Asked: 3, Ended: 5, Freed: 5, Refused: true, Try: true, Class: "x"},
 	}
 	var file bytes.Buffer

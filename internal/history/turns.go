@@ -15,7 +15,8 @@ import (
 //   - a reader may overtake a writer that stands behind a reader of its own Queue, and join that one, also if that one gives
 //     up as it is granted the lock;
 //   - anybody may overtake it within bound after the head of its Queue, of the other kind, has given up: what the head has
-//     asked for is replaced, and the acquire for the next one is under way.
+//     asked for is replaced, and the acquire for the next one is under way. The same holds if what the Queue had in Redis, as
+//     its holder or for its head, was revoked: until the Queue knows, nothing of it waits there.
 func Turns(ops []Op, bound, turn time.Duration) error {
 	for _, line := range groups(ops, func(o *Op) string { return o.Key + "\x00" + o.Class }) {
 		for _, o := range line {
@@ -46,11 +47,17 @@ func inOrderOfGrant(line []*Op) []*Op {
 	return granted
 }
 
-// replaced reports whether a request in front of o in its queue, of the other kind, had given up a moment before p was granted.
+// replaced reports whether p was granted while nothing waited for o: a request in front of o in its queue, of the other kind,
+// had given up a moment before, or one of its queue was revoked.
 func replaced(line []*Op, o, p *Op, bound time.Duration) bool {
 	return o.Queue != "" && slices.ContainsFunc(line, func(h *Op) bool {
-		since := p.Got - h.Ended
-		return h.Queue == o.Queue && h.writes() != o.writes() && h.Got == 0 && h.Ended != 0 && h.Asked <= o.Asked && since >= 0 && since <= int64(bound)
+		if h.Queue != o.Queue {
+			return false
+		}
+		since := p.Got - Earlier(h.Ended, h.Unlocking)
+		gaveUp := h.writes() != o.writes() && h.Got == 0 && h.Ended != 0 && h.Asked <= o.Asked && since >= 0
+		revoked := h.Revoked != 0 && h.Revoked <= p.Got
+		return (gaveUp || revoked) && since <= int64(bound)
 	})
 }
 

@@ -48,16 +48,16 @@ func TestModelKeepsThePromises(t *testing.T) {
 	rnd := rand.New(rand.NewPCG(1, 2))
 	kinds, ids := []Kind{Writer, Reader}, []string{"a:1", "a:2", "b:3", "b:4", "c:5"}
 	var s State
-	now, tokens, granted := start, int64(0), 0
+	now, tokens, granted, revoked := start, int64(0), 0, 0
 	for range 100_000 {
 		if rnd.IntN(3) == 0 {
 			now += Time(rnd.Int64N(3000_000))
 		}
 		op := Op{
-			Verb: Verb(rnd.IntN(4)), ID: ids[rnd.IntN(len(ids))], Kind: kinds[rnd.IntN(2)],
+			Verb: Verb(rnd.IntN(5)), ID: ids[rnd.IntN(len(ids))], Kind: kinds[rnd.IntN(2)],
 			TTL: 1 + rnd.Int64N(5000), Try: rnd.IntN(3) == 0, Class: rnd.IntN(2), Alone: rnd.IntN(3) == 0,
 		}
-		if rnd.IntN(9) == 0 {
+		if rnd.IntN(9) == 0 || op.Verb == Revoke {
 			op.Tombstone = 2 * op.TTL
 		}
 		before := s.At(now)
@@ -74,6 +74,16 @@ func TestModelKeepsThePromises(t *testing.T) {
 			}
 			if slices.ContainsFunc(s.Holders[:i], func(q Participant) bool { return p.ID == q.ID }) {
 				t.Fatalf("%+v: want each id to hold once, %+v holds twice", op, p)
+			}
+		}
+		if op.Verb == Revoke { // T12: what the owner's release would do, or nothing but to hand on
+			like := op
+			if like.Verb = HandOn; (&machine{State: before}).find(op.ID) != nil {
+				like.Verb = Release
+				revoked++
+			}
+			if want, likewise := old.Step(now, like); !reflect.DeepEqual(s, want) || !slices.Equal(r.Grants, likewise.Grants) {
+				t.Fatalf("%+v: want the state %+v and the grants %v of a %v, got %+v and %v", op, want, likewise.Grants, like.Verb, s, r.Grants)
 			}
 		}
 		m := machine{State: s, now: now}
@@ -107,7 +117,7 @@ func TestModelKeepsThePromises(t *testing.T) {
 			t.Fatalf("%+v: want nothing left 11 s later, got %+v", op, rest)
 		}
 	}
-	if granted < 1000 {
-		t.Fatalf("want at least 1000 grants, got %d", granted)
+	if granted < 1000 || revoked < 1000 {
+		t.Fatalf("want at least 1000 grants and 1000 revocations, got %d and %d", granted, revoked)
 	}
 }

@@ -171,6 +171,12 @@ var mutants = []mutant{
 	{"a renewal does not tell that the id was revoked", "internal/node/renewer.go", "			why = lockerr.ErrRevoked\n", "", scenario("TestRevocationIsLearnedAtTheNextRenewal")},
 	{"a revoked waiter ends all waits of its queue", "internal/localqueue/queue.go", "	case lockerr.KindOf(err) == lockerr.ErrRevoked:", "	case false:", scenario("TestRevokedWaiterIsTheHeadOfItsQueue")},
 
+	// Operators, as clients see them.
+	{"the next one waits until a revoked lock would have ended", "lua/revoke.lua", "drop()\nhand_on()\n", "drop()\n", sim},
+	{"a revoked lock is renewed", "internal/node/renewer.go", "	case r.Status != script.Granted && r.Status != script.Waiting:", "	case r.Status != script.Granted && r.Status != script.Waiting && r.Status != script.Tombstoned:", sim},
+	{"a lock that Redis has forgotten is taken for a revoked one", "internal/node/renewer.go", "		why := ErrGone\n", "		why := lockerr.ErrRevoked\n", sim},
+	{"an overdue lock is not free a TTL later", "internal/acquisition/acquisition.go", "		p.node.Renewer.Expire(&p.Lease)\n", "		_ = p\n", sim},
+
 	// Turns.
 	{"requests with another TTL share a queue", "internal/acquisition/config.go", `strings.Join(names, " "), c.TTL, c.Drift`, `strings.Join(names, " "), 0, 0`, scenario("TestEqualRequestsShareAQueue")},
 	{"a newcomer overtakes", "internal/localqueue/queue.go", "	q.line(w).push(w)\n	mine := ",

@@ -92,7 +92,12 @@ func (acc *account) agrees(e *era) {
 			e.fail("%v, asked %d, got %d: the trace told granted %v, ended %v", a, a.asked, a.got, c.granted.Time, c.ended.Time)
 		case a.confirmed && !a.downgraded && !errors.Is(c.ended.Cause, redismutex.ErrUnlocked):
 			e.fail("%v: it was held to the end, and the trace told %v", a, c.ended.Cause)
-		case !errors.Is(c.ended.Cause, redismutex.ErrUnlocked) && !errors.Is(c.ended.Cause, redismutex.ErrLockLost):
+		case a.ended != nil && a.got != 0 && !a.orphan && !errors.Is(c.ended.Cause, a.ended):
+			e.fail("%v: it ended with %v, and the trace told %v", a, a.ended, c.ended.Cause)
+		case errors.Is(c.ended.Cause, redismutex.ErrUnlocked), errors.Is(c.ended.Cause, redismutex.ErrLockLost):
+		case errors.Is(c.ended.Cause, redismutex.ErrMaxHold) && a.most > 0:
+		case errors.Is(c.ended.Cause, redismutex.ErrRevoked) && e.mayBeRevoked(e.acquisition(c.ended.ID)):
+		default:
 			e.fail("%v: the trace told that it ended with %v", a, c.ended.Cause)
 		}
 	}

@@ -20,6 +20,7 @@ import (
 	"github.com/redismutex/redismutex"
 	"github.com/redismutex/redismutex/internal/faultnet"
 	"github.com/redismutex/redismutex/internal/history"
+	engine "github.com/redismutex/redismutex/internal/node"
 	"github.com/redismutex/redismutex/internal/redistest"
 )
 
@@ -49,6 +50,7 @@ var (
 	keys = []string{"a", "a", "b", "c"}
 	// Most requests of a process share queues.
 	turns = []time.Duration{redismutex.DefaultTurn, redismutex.DefaultTurn, longestTurn, 0}
+	mosts = []time.Duration{300 * time.Millisecond, 3 * time.Second}
 )
 
 // An era is some minutes of simulated time, with servers and processes of its own.
@@ -74,6 +76,7 @@ type era struct {
 	waiters   map[string]map[*attempt]context.CancelFunc
 	registers map[string]*history.Register[int64]
 	account   *account // what a Trace has told
+	operators *operators
 	losses    []loss
 	wrong     []string
 }
@@ -94,6 +97,7 @@ func newEra(number, nodes int, sum *summary) *era {
 		registers: map[string]*history.Register[int64]{},
 	}
 	e.random, e.account = e.draw(0), newAccount()
+	e.operators = &operators{mailboxes: map[string]*process{}, calls: map[string][]*revocation{}}
 	for _, key := range keys {
 		e.waiters[key], e.registers[key] = map[*attempt]context.CancelFunc{}, &history.Register[int64]{}
 	}
@@ -323,11 +327,13 @@ type process struct {
 	nodes  []redis.Scripter
 	links  []*faultnet.Link
 	turn   time.Duration
+	most   time.Duration // for which some of its mutexes let a lock be held
+
+	engines []*engine.Node // kept, so that its clients keep their ids
 
 	alive sync.Mutex // guards the fields below, and recording: a dead process records nothing
 	dead  bool
 	held  map[*attempt]*redismutex.Lock
-	ids   string // the prefix of its ids on one node; "" until it has had a lock
 }
 
 // spawn starts a process.
@@ -340,6 +346,7 @@ func (e *era) spawn(t *testing.T) {
 	e.mu.Unlock()
 	p.ctx, p.cancel = context.WithCancel(context.Background())
 	p.turn = turns[random.IntN(len(turns))]
+	p.most = mosts[random.IntN(len(mosts))]
 	timeout := time.Duration(1+random.IntN(3)) * time.Second
 	retries := random.IntN(4) - 1
 	for i, n := range e.nodes {
@@ -351,6 +358,7 @@ func (e *era) spawn(t *testing.T) {
 			o.MaxRetries = retries
 		})
 		p.nodes = append(p.nodes, rc)
+		p.engines = append(p.engines, e.operators.meet(p, rc))
 	}
 	for i := range 4 {
 		w := &worker{process: p, name: fmt.Sprintf("%s.%d", p.name, i+1), random: e.draw(10*e.names + i + 1)}
@@ -423,9 +431,6 @@ func (p *process) mutex(ttl time.Duration, more ...redismutex.MutexOption) *redi
 	return redismutex.NewRedlock(p.nodes, "sim", opts...)
 }
 
-// owns reports whether an id belongs to p.
-func (p *process) owns(id string) bool { return p.ids != "" && strings.HasPrefix(id, p.ids) }
-
 // lives calls f, which records something, unless p is dead.
 func (p *process) lives(f func()) bool {
 	p.alive.Lock()
@@ -475,5 +480,6 @@ func (p *process) heal(l *faultnet.Link) {
 
 // sentinel reports whether err is an error that the documentation names for a call that locks.
 func sentinel(err error, ctx context.Context) bool {
-	return errors.Is(err, redismutex.ErrRedis) || errors.Is(err, redismutex.ErrLock) || ctx.Err() != nil && errors.Is(err, ctx.Err())
+	return errors.Is(err, redismutex.ErrRedis) || errors.Is(err, redismutex.ErrLock) ||
+		errors.Is(err, redismutex.ErrRevoked) || ctx.Err() != nil && errors.Is(err, ctx.Err())
 }

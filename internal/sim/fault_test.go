@@ -114,6 +114,7 @@ const (
 
 func everyFault() []string {
 	names := []string{frozen, away, emptied, forgets, setBack, setAhead, slow, twice, killed, cancelled, family}
+	names = append(names, inspected, holderRevoked, waiterRevoked, goneRevoked, heldTooLong, waitedTooLong)
 	names = append(names, crowdEvents...)
 	for _, f := range linkFaults {
 		names = append(names, f.name)

@@ -30,6 +30,9 @@ const (
 func (e *era) verdict() []string {
 	ops := e.recorder.Ops()
 	e.sum(ops)
+	e.ends(ops)
+	e.revocations(ops)
+	e.sighted(ops)
 	e.informed(ops)
 	e.account.agrees(e)
 	for i := range ops {
@@ -93,7 +96,7 @@ func (e *era) informed(ops []history.Op) {
 		if !ok {
 			continue
 		}
-		explained := a.orphan // its context had ended with its parent, so the loss was not observed
+		explained := a.orphan || e.mayBeRevoked(a.id) // its context had ended with its parent, so the loss was not observed
 		for _, loss := range e.losses {
 			if a.asked > loss.at || end < loss.at {
 				explained = explained || end < loss.at && loss.at <= a.unlocked // the unlock was under way
@@ -127,8 +130,8 @@ func (e *era) idle(ops []history.Op) error {
 		free := o.Asked
 		for j := range ops {
 			p := &ops[j]
-			if _, to, ok := p.Held(); ok && p.Key == o.Key && p.Got < o.Got && i != j {
-				free = max(free, to, p.Unlocking)                     // the server holds it until then, even if its parent context has ended
+			if p.Got != 0 && p.Key == o.Key && p.Got < o.Got && i != j {
+				free = max(free, e.occupies(j, p, o))
 				if e.mood == tardy && e.attempts[j].by.name == late { // its release travels behind an acquire, which may be late
 					free = max(free, p.Freed)
 				}
@@ -164,7 +167,7 @@ func (e *era) unaware(ops []history.Op, o *history.Op) (until int64) {
 				end = int64(l.until.Sub(e.start)) // the lease ended before the next script ran
 			}
 			for j, a := range e.attempts {
-				if a.by.name != late || a.key != l.key || a.write != l.write || !a.by.owns(l.id) {
+				if a.by.name != late || a.key != l.key || a.write != l.write || e.processOf(l.id) != a.by {
 					continue
 				}
 				answered := cmp.Or(ops[j].Got, ops[j].Ended)

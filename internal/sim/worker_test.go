@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"strings"
 	"time"
 
 	"github.com/redismutex/redismutex"
@@ -19,6 +18,7 @@ type worker struct {
 	name   string
 	random *rand.Rand
 	has    []*redismutex.Lock // the locks that it holds, including nested ones
+	seen   []string           // ids that it has seen
 }
 
 // orders are the orders besides first come, first served, and whether writers come first in them.
@@ -39,11 +39,17 @@ type attempt struct {
 	turn  time.Duration
 	queue string // the local one; "" if it has none
 	owner string
+	ctx   context.Context // the parent of the lock; nil: none that ends
+	most  time.Duration   // of WithMaxHold; 0: no bound
+	waits time.Duration   // of WithWait; 0: no bound, or a try
+	zero  bool            // a try by WithWait(0)
 
 	span       *history.Span
 	asked      int64
-	traced     bool // a Trace is told of it
-	downgraded bool // it ended with a downgrade, which a Trace is not told of
+	id         string // of the acquisition under which it was granted
+	ended      error  // why there was no lock, or why it ended before its unlock
+	traced     bool   // a Trace is told of it
+	downgraded bool   // it ended with a downgrade, which a Trace is not told of
 	got        int64
 	token      uint64
 	foiled     bool  // canceled as another lock was unlocked
@@ -55,12 +61,16 @@ type attempt struct {
 }
 
 func (a *attempt) String() string {
-	return fmt.Sprintf("%q by %s, ttl %v, write %v, try %v", a.key, a.by.name, a.ttl, a.write, a.try)
+	return fmt.Sprintf("%q by %s, ttl %v, write %v, try %v, at most %v, waits %v", a.key, a.by.name, a.ttl, a.write, a.try, a.most, a.waits)
 }
 
 func (w *worker) run() {
 	for w.pause(w.exp(5 * time.Second)) {
-		w.attempt()
+		if w.chance(0.15) {
+			w.operate()
+		} else {
+			w.attempt()
+		}
 	}
 }
 
@@ -108,9 +118,17 @@ func (w *worker) begin(cancel context.CancelFunc) *attempt {
 	if w.mood == tardy && w.process.name == late {
 		a.ttl = tardyTTL
 	}
+	if w.chance(0.2) {
+		a.most = w.process.most
+	}
+	if a.try {
+		a.zero = w.chance(0.3)
+	} else if w.chance(0.2) {
+		a.waits = time.Millisecond + w.exp(2*time.Second)
+	}
 	a.turn = w.process.turn
 	if a.turn != 0 && a.owner == "" {
-		a.queue = fmt.Sprint(w.process.name, a.ttl, a.order != nil, a.class, a.turn)
+		a.queue = fmt.Sprint(w.process.name, a.ttl, a.order != nil, a.class, a.most, a.turn)
 	}
 	w.record(a)
 	w.mu.Lock()
@@ -144,6 +162,7 @@ func (w *worker) attempt() {
 	ctx, cancel := context.WithCancel(w.ctx)
 	defer cancel()
 	a := w.begin(cancel)
+	a.ctx = ctx
 	defer w.done(a)
 	if w.chance(0.15) {
 		defer time.AfterFunc(w.exp(a.ttl), cancel).Stop()
@@ -154,7 +173,7 @@ func (w *worker) attempt() {
 		defer time.AfterFunc(a.ttl/2-w.exp(a.ttl/8), func() { w.process.ambush(w.draw(int(a.asked)), a.ttl) }).Stop()
 	}
 	a.traced = true
-	m := w.mutex(a.ttl, a.order, redismutex.WithTurn(a.turn), redismutex.WithTrace(&w.account.trace))
+	m := w.mutex(a.ttl, a.order, a.maxHold(), redismutex.WithTurn(a.turn), redismutex.WithTrace(&w.account.trace))
 	l, err := a.lock(m, context.WithValue(ctx, attemptKey{}, a))
 	w.mu.Lock()
 	delete(w.waiters[a.key], a)
@@ -177,10 +196,25 @@ func (a *attempt) lock(m *redismutex.RWMutex, ctx context.Context) (*redismutex.
 	if a.owner != "" {
 		opts = append(opts, redismutex.WithOwner(a.owner))
 	}
+	try := a.try
+	switch {
+	case a.waits > 0:
+		opts = append(opts, redismutex.WithWait(a.waits))
+	case a.zero:
+		opts, try = append(opts, redismutex.WithWait(0)), false
+	}
 	return [2][2]func(context.Context, ...redismutex.LockOption) (*redismutex.Lock, error){
 		{m.RLockContext, m.TryRLockContext},
 		{m.LockContext, m.TryLockContext},
-	}[b2i(a.write)][b2i(a.try)](ctx, opts...)
+	}[b2i(a.write)][b2i(try)](ctx, opts...)
+}
+
+// maxHold returns the option of a's mutex, or nil.
+func (a *attempt) maxHold() redismutex.MutexOption {
+	if a.most == 0 {
+		return nil
+	}
+	return redismutex.WithMaxHold(a.most)
 }
 
 func b2i(b bool) int {
@@ -193,13 +227,19 @@ func b2i(b bool) int {
 // refused records and checks the error of a call that locks.
 func (w *worker) refused(a *attempt, ctx context.Context, err error) {
 	w.lives(func() {
+		a.ended = err
 		held := errors.Is(err, redismutex.ErrLock)
 		switch {
-		case !sentinel(err, ctx), held && !a.try, !w.fails() && errors.Is(err, redismutex.ErrRedis):
+		case !sentinel(err, ctx), held && !a.try && a.waits == 0, !w.fails() && errors.Is(err, redismutex.ErrRedis):
 			w.fail("%v: want the lock or an error that this era explains, got %v", a, err)
 		}
+		if w.outran(a, err) {
+			a.span.Failed(err)
+			a.span.Freed()
+			return
+		}
 		// A try that took longer may have been sent twice, and the first copy may still arrive.
-		if held && len(w.nodes) == 1 && w.clock()-a.asked < int64(8*time.Millisecond) {
+		if held && a.try && len(w.nodes) == 1 && w.clock()-a.asked < int64(8*time.Millisecond) {
 			a.span.Refused()
 		} else {
 			a.span.Failed(err)
@@ -213,10 +253,9 @@ func (w *worker) refused(a *attempt, ctx context.Context, err error) {
 // hold works while the lock is held, and unlocks it.
 func (w *worker) hold(a *attempt, l *redismutex.Lock, cancel context.CancelFunc) {
 	if !w.lives(func() {
-		a.got, a.token = w.clock(), l.Token()
+		a.got, a.token, a.id = w.clock(), l.Token(), w.acquisition(l.ID())
 		a.span.Got(l.Token(), w.until(l))
 		w.held[a] = l
-		w.ids = l.ID()[:strings.LastIndexByte(l.ID(), ':')+1]
 	}) {
 		return
 	}
@@ -289,6 +328,9 @@ func (w *worker) hold(a *attempt, l *redismutex.Lock, cancel context.CancelFunc)
 	if w.chance(0.2) && w.pause(w.exp(a.ttl/2)) {
 		w.stores(a, l, write) // which may be too late
 	}
+	if errors.Is(context.Cause(l), redismutex.ErrMaxHold) && w.chance(0.3) {
+		w.pause(a.ttl + time.Second) // it is free without an unlock
+	}
 	w.unlock(a, l)
 }
 
@@ -306,30 +348,52 @@ func (w *worker) unlock(a *attempt, l *redismutex.Lock) {
 		return
 	}
 	cause := context.Cause(l)
-	a.orphan = cause != nil && !errors.Is(cause, redismutex.ErrLockLost)
+	a.orphan = cause != nil && ending(cause) == nil
+	if a.orphan && (a.ctx == nil || a.ctx.Err() == nil) {
+		w.fail("%v: want the lock ended with its parent only, or for a reason of its own, it ended with %v", a, cause)
+	}
 	if w.chance(0.2) {
 		time.AfterFunc(w.exp(2*distance), func() { w.foil(a.key) })
 	}
 	err := l.UnlockContext(ctx)
 	w.lives(func() {
+		a.unlocked = w.clock()
+		// The error tells of a lock that was held for too long what has become of it since.
+		if a.ended = ending(context.Cause(l)); a.ended == nil && !errors.Is(err, redismutex.ErrLockLost) {
+			a.ended = ending(err)
+		}
 		switch {
 		case err == nil:
 			a.confirmed = true
 			a.span.Freed()
 		case errors.Is(err, redismutex.ErrLockLost):
-			a.lost, a.unlocked = true, w.clock()
+			a.lost = true
+		case ending(err) != nil:
+			if !w.fails() {
+				a.span.Freed()
+			}
 		case errors.Is(err, redismutex.ErrRedis) && w.fails():
 		case ctx.Err() != nil && errors.Is(err, ctx.Err()):
 		default:
 			w.fail("%v: want it unlocked, or an error that this era explains, got %v", a, err)
 		}
-		if err := l.UnlockContext(ctx); !errors.Is(err, redismutex.ErrUnlocked) && !errors.Is(err, redismutex.ErrLockLost) {
-			w.fail("%v: want ErrUnlocked or ErrLockLost from a second unlock, got %v", a, err)
+		if err := l.UnlockContext(ctx); !errors.Is(err, redismutex.ErrUnlocked) && ending(err) == nil {
+			w.fail("%v: want ErrUnlocked, or why the lock has ended, from a second unlock, got %v", a, err)
 		}
 		if l.Err() == nil {
 			w.fail("%v: want its context done after the unlock, it is not", a)
 		}
 	})
+}
+
+// ending returns which of the ends of a lock err is; nil: none of them.
+func ending(err error) error {
+	for _, end := range []error{redismutex.ErrLockLost, redismutex.ErrRevoked, redismutex.ErrMaxHold} {
+		if errors.Is(err, end) {
+			return end
+		}
+	}
+	return nil
 }
 
 // foil cancels the waiter for a key that asked first.
@@ -441,11 +505,14 @@ func (w *worker) family(a *attempt, l *redismutex.Lock, write bool) (unlock func
 	}
 	w.injected(family)
 	return func() {
-		lost := errors.Is(context.Cause(l), redismutex.ErrLockLost)
+		end := ending(context.Cause(l))
+		redistest.Elapse(time.Nanosecond) // each lock that is held for too long has a timer of its own
+		lost := end != nil
 		for _, again := range w.has[n:] {
 			err := again.UnlockContext(w.ctx)
-			if again.Err() == nil || lost && !errors.Is(err, redismutex.ErrLockLost) {
-				w.fail("%v: want its nested locks ended, and lost with it (lost: %v), one has Err %v, its unlock returned %v", a, lost, again.Err(), err)
+			// One that was held for too long may have been lost or revoked since.
+			if again.Err() == nil || lost && !errors.Is(err, end) && !(end == redismutex.ErrMaxHold && ending(err) != nil) {
+				w.fail("%v: want its nested locks ended with it (%v), one has Err %v, its unlock returned %v", a, end, again.Err(), err)
 			}
 		}
 		w.took(family, lost && len(w.has) > n)
@@ -476,7 +543,7 @@ func (w *worker) agrees(a *attempt, l *redismutex.Lock) {
 		return
 	}
 	trusted := time.Until(l.Until())
-	if l.Err() != nil || trusted <= 0 {
+	if l.Err() != nil || trusted <= 0 || w.mayBeRevoked(a.id) {
 		return
 	}
 	if lease := w.era.nodes[0].lease(l.Key(), l.ID()); lease < trusted {
@@ -498,7 +565,7 @@ func (w *worker) stores(a *attempt, l *redismutex.Lock, write bool) {
 		switch {
 		case err == nil && last > a.got:
 			w.fail("%v: want its stale write refused, it was accepted", a)
-		case err != nil && l.Err() == nil && w.mood != lossy:
+		case err != nil && l.Err() == nil && w.mood != lossy && !w.mayBeRevoked(a.id):
 			w.fail("%v: want the write of a holder accepted, got %v", a, err)
 		}
 	})
