@@ -227,13 +227,13 @@ var mutants = []mutant{
 
 	// Forgotten locks.
 	{"a forgotten lock is renewed for ever", "internal/acquisition/users.go", "		if taken {\n", "		if taken && false {\n", scenario("TestForgottenLockIsReleased")},
-	{"a context that descends from a lock does not keep it", "lock.go", "return c, c.lock.Value() == nil }", "return c, true }", scenario("TestContextKeepsALock")},
-	{"a forgotten lock leaves its context open", "lock.go", "	c.cancel(ErrUnlocked)\n	switch err", "	switch err", scenario("TestForgottenLockEndsItsContext")},
+	{"a context that descends from a lock does not keep it", "lock.go", "return u, u.lock.Value() == nil }", "return u, true }", scenario("TestContextKeepsALock")},
+	{"a forgotten lock leaves its context open", "lock.go", "	u.cancel(ErrUnlocked)\n	switch err", "	switch err", scenario("TestForgottenLockEndsItsContext")},
 
 	// The trace.
 	{"a trace does not hear of an end that comes before the grant", "trace.go", "	if c.over {\n		c.tellEnd()\n", "	if false {\n		c.tellEnd()\n", scenario("TestTraceTellsTheGrantBeforeTheEnd")},
 	{"a trace does not hear of the end of a lock", "trace.go", "		c.over, c.cause = true, cause\n		if c.granted != nil {\n", "		c.over, c.cause = true, cause\n		if c.granted != nil && cause == ErrUnlocked {\n", sim},
-	{"a trace that blocks is waited for", "trace.go", "		go t.run(m)\n", "		t.queue.mu.Unlock()\n		t.run(m)\n		t.queue.mu.Lock()\n", scenario("TestTraceThatBlocksHarmsNoLock")},
+	{"a trace that blocks is waited for", "trace.go", "		q.told = true\n		go t.run(m)\n", "		q.told = true\n		t.queue.mu.Unlock()\n		t.run(m)\n		t.queue.mu.Lock()\n", scenario("TestTraceThatBlocksHarmsNoLock")},
 	{"what a trace misses is not counted", "trace.go", "		q.dropped++\n", "", scenario("TestTraceThatBlocksHarmsNoLock")},
 }
 
