@@ -272,9 +272,16 @@ func (s *State) conclude() {
 // gathered are the participants of all nodes, by acquisition.
 type gathered map[string][]Participant
 
+// add adds those of one node. Where an acquisition has two ids there, since it gave one up a moment ago, that with the longer
+// lease counts.
 func (g gathered) add(ps []Participant) {
+	longest := map[string]Participant{}
 	for _, p := range ps {
-		name := node.AcquisitionOf(p.ID)
+		if name := node.AcquisitionOf(p.ID); p.Lease >= longest[name].Lease {
+			longest[name] = p
+		}
+	}
+	for name, p := range longest {
 		g[name] = append(g[name], p)
 	}
 }

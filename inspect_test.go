@@ -225,3 +225,43 @@ func ExampleState() {
 	// holds  writing  web-7/4711  3.1s                 redismutex:web-7/4711/kevfwogxp65ib.1:1000
 	// waits  reading  web-9/12    2.7s        12.345s  redismutex:web-9/12/ds3kmvfyqw2ae.1:8001
 }
+
+// An acquisition that has two ids on one node, because it gave one up a moment ago, does not hold a majority by that.
+func TestTwoIDsOnOneNodeAreNoMajority(t *testing.T) {
+	onNodes(t, 3, func(ns *nodes) {
+		m := ns.mutex()
+		l := ns.lock(m, false)
+		synctest.Wait() // on all nodes
+		for _, mini := range ns.minis[1:] {
+			mini.FlushAll()
+		}
+		first, at := l.ID(), time.Now().Add(DefaultTTL)
+		second := first[:len(first)-1] + "7"
+		ns.minis[0].SAdd("x", second)
+		ns.minis[0].ZAdd("{x}:lease", float64(at.UnixMilli()), second)
+		if s := ns.inspect(m); s.Mode == Reading || len(s.Holders) > 0 {
+			ns.Errorf("one node of three makes a holder:\n%v", s)
+		}
+		_ = l.UnlockContext(ns.Context())
+	})
+}
+
+// Participants whose lease has ended do not count, however many there are.
+func TestInspectDoesNotCountLeasesThatHaveEnded(t *testing.T) {
+	inBubble(t, func(w *world) {
+		m, now := NewMutex(w.client(nil), "x"), time.Now()
+		for i := range 301 {
+			id, ends := fmt.Sprintf("redismutex:h/%d/abcdefghijklm.1:1000", i), now
+			if i == 300 {
+				ends = now.Add(DefaultTTL)
+			}
+			w.Redis.SAdd("x", id)
+			w.Redis.ZAdd("{x}:lease", float64(ends.UnixMilli()), id)
+		}
+		w.Redis.SetTTL("x", DefaultTTL)
+		w.Redis.SetTTL("{x}:lease", DefaultTTL)
+		if s := w.inspect(m); s.Holding != 1 || len(s.Holders) != 1 {
+			w.Errorf("%d hold, %d are listed, want 1", s.Holding, len(s.Holders))
+		}
+	})
+}

@@ -19,8 +19,8 @@ import (
 // A process that does not get the message learns of it when it renews, at half its TTL at the latest. It gets none before its
 // lock is half a TTL old, unless it has waited for one: only then is its mailbox open. Its locks may be in use until then:
 // as after a loss, the fencing token of the next holder is the greater one. A process that is stopped learns of it when it
-// goes on. One that first asks after more than two TTLs of m, or unlocks before it knows, gets [ErrLockLost] in place of
-// ErrRevoked: Redis does not remember why for longer, and a release does not ask. If goroutines of one process share an acquisition (see [WithTurn]), the locks of all of them end, or, if it waits,
+// goes on. One whose lease has ended by then, that first asks after more than two TTLs of m, or unlocks before it knows, gets
+// [ErrLockLost] in place of ErrRevoked: Redis does not remember why for longer, and a release does not ask. If goroutines of one process share an acquisition (see [WithTurn]), the locks of all of them end, or, if it waits,
 // the wait of the one that it was made for.
 //
 // The error is nil if a majority of the nodes has answered, and one of them knew the id. If none did, it matches

@@ -151,3 +151,23 @@ func TestWaitThatEndsWithTheContextReturnsItsError(t *testing.T) {
 		w.unlock(l)
 	})
 }
+
+// A lock that is free is not refused because of the caller's own request.
+func TestWaitShorterThanARoundTripDoesNotStandInItsOwnWay(t *testing.T) {
+	for _, turn := range []MutexOption{WithTurn(DefaultTurn), WithTurn(0)} {
+		inBubble(t, func(w *world) {
+			m := NewMutex(w.client(w.link), "x", turn)
+			w.unlock(w.lock(m, true))
+			w.link.SetDelay(20 * time.Millisecond)
+			for _, wait := range []time.Duration{1, 10 * time.Millisecond, 30 * time.Millisecond} {
+				l, err := m.LockContext(w.Context(), WithWait(wait))
+				if err != nil {
+					w.Errorf("wait %v: %v", wait, err)
+				} else {
+					w.unlock(l)
+				}
+				redistest.Elapse(time.Minute)
+			}
+		})
+	}
+}

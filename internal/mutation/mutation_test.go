@@ -240,7 +240,16 @@ var mutants = []mutant{
 	{"a trace does not hear of an end that comes before the grant", "trace.go", "	if c.over {\n		c.tellEnd()\n", "	if false {\n		c.tellEnd()\n", scenario("TestTraceTellsTheGrantBeforeTheEnd")},
 	{"a trace does not hear of the end of a lock", "trace.go", "		c.over, c.cause = true, cause\n		if c.granted != nil {\n", "		c.over, c.cause = true, cause\n		if c.granted != nil && cause == ErrUnlocked {\n", sim},
 	{"a trace that blocks is waited for", "trace.go", "		q.told = true\n		go t.run(m)\n", "		q.told = true\n		t.queue.mu.Unlock()\n		t.run(m)\n		t.queue.mu.Lock()\n", scenario("TestTraceThatBlocksHarmsNoLock")},
+	{"a function of a trace ends the others", "trace.go", "		if !returned { // a function has ended the goroutine\n", "		if !returned && false {\n", scenario("TestTraceGoesOnAfterAFunctionThatEndsItsGoroutine")},
 	{"what a trace misses is not counted", "trace.go", "		q.dropped++\n", "", scenario("TestTraceThatBlocksHarmsNoLock")},
+
+	// What an operator does, and what bounds a lock.
+	{"a short TTL closes the mailbox", "internal/mailbox/mailbox.go", "open.After(b.open)", "true", scenario("TestHolderWithALongTTLListensAfterOneWithAShortOne")},
+	{"a tombstone is revoked", "revoke.go", " || id[0] == '-'", "", scenario("TestRevokeTakesNoTombstone")},
+	{"a foreign waiter is taken for one of ours", "lua/lib/foreign.lua", " or not is_waiter(call('ZRANGE', INTENTS, '0', '0')[1] or 'w')", "", ofScripts("TestForeignWaiterIsAnError")},
+	{"a state counts ids", "inspect.go", "			longest[name] = p\n", "			g[name] = append(g[name], p)\n", scenario("TestTwoIDsOnOneNodeAreNoMajority")},
+	{"a lock has the bound of its own mutex only", "maxhold.go", "	case own == 0:\n		return outer.most\n", "	case own == 0:\n		return own\n", scenario("TestLockNestedInANestedOneEndsWithIt")},
+	{"a wait returns the end of its own time", "rwmutex.go", "return nil, false, lockerr.Ended(r.ctx, r.keys.Name())", "return nil, false, err", scenario("TestWaitThatEndsWithTheContextReturnsItsError")},
 }
 
 func TestMutantsFollowTheCode(t *testing.T) {
