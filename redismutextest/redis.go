@@ -79,12 +79,6 @@ func New(t testing.TB) *Redis {
 		o.DialerRetries = 1 // a network that is cut fails at once
 	})
 	r.client.AddHook(r.failures)
-	for _, s := range []*script.Script{script.Lock, script.RLock, script.Refresh, script.Unlock} {
-		// Redis knows the scripts from the beginning, so that each call of the library is one command: see Fail.
-		if err := r.other.ScriptLoad(context.Background(), s.Source()).Err(); err != nil {
-			t.Fatalf("redismutextest: %v", err)
-		}
-	}
 	t.Cleanup(r.end)
 	return r
 }
@@ -177,7 +171,7 @@ func (r *Redis) Cut() { redistest.Crash(r.network) }
 func (r *Redis) Heal() { r.network.Refuse(false) }
 
 // Fail makes the next n calls of Client fail with err before they reach Redis, in place of those of an earlier Fail that are
-// left. A call is a command or a pipeline. To lock takes one, to unlock one, and to renew one at each half of the TTL.
+// left. A call is a command or a pipeline, also one that the library makes in the background, as a renewal at half the TTL.
 func (r *Redis) Fail(err error, n int) {
 	r.t.Helper()
 	if n < 0 || n > 0 && err == nil {
@@ -220,7 +214,7 @@ func count(crowds []localqueue.Crowd, s *redismutex.State) int {
 		if queued {
 			n--
 		}
-		if queued || c.Behind {
+		if queued || c.Asks == "" {
 			n += c.Requests
 		}
 	}
@@ -260,6 +254,7 @@ const grace = 2 * time.Second
 
 // end fails the test if a lock is still held or waited for.
 func (r *Redis) end() {
+	r.t.Helper() // a failure names the line of New
 	r.Heal()
 	r.failures.set(nil, 0)
 	var left []string

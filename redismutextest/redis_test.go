@@ -169,6 +169,9 @@ func TestEndReleasesTheOtherProcess(t *testing.T) {
 		r.AwaitWaiters(t, "b", 1)
 		s.end()
 		s.failed([]string{`"b"`, "still waited for", "1 calls"})
+		for _, l := range r.others {
+			wants(t, context.Cause(l), redismutex.ErrUnlocked)
+		}
 	})
 }
 
@@ -207,6 +210,9 @@ func TestEndWaitsForUnlocksInTheBackground(t *testing.T) {
 		l := lock(t, t.Context(), r.Mutex("x"))
 		r.Cut()
 		wants(t, l.UnlockContext(context.Background()), redismutex.ErrRedis)
+		if r.bubble {
+			r.AdvanceTime(time.Second) // it has failed in the background, too, and is sent again in a moment
+		}
 	})
 }
 
@@ -242,6 +248,9 @@ func TestLoseLosesOneLock(t *testing.T) {
 		}
 		wants(t, context.Cause(writer), redismutex.ErrLockLost)
 		wants(t, context.Cause(first), redismutex.ErrLockLost)
+		if n := r.OtherClient().ZCard(ctx, "{y}:lease").Val(); n != 1 {
+			t.Errorf("want the lease of the second reader alone, there are %d", n)
+		}
 		if _, err := redismutex.NewMutex(r.OtherClient(), "y").TryLockContext(ctx); !errors.Is(err, redismutex.ErrLock) {
 			t.Errorf("want the second reader in the way, got %v", err)
 		}

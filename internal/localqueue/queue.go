@@ -477,15 +477,14 @@ func (q *queue) leave(c *acquisition.Config, keys *script.Keys) {
 // A Crowd is those that wait in one queue of this process.
 type Crowd struct {
 	Requests int    // how many wait
-	Behind   bool   // a lock of this process is in their way
-	Asks     string // the id of the acquisition that is made for the first of them; "": none is
+	Asks     string // the id of the acquisition that is made for the first; "": none, as they wait for a lock of this process
 }
 
 // Crowds returns those that wait in this process for a key on the node with that mailbox.
 func Crowds(mailbox, key string) (crowds []Crowd) {
 	for _, q := range queuesOf(mailbox, key) {
 		q.mu.Lock()
-		c := Crowd{Requests: q.first.len() + q.rest.len(), Behind: q.turns != nil || len(q.spent) > 0}
+		c := Crowd{Requests: q.first.len() + q.rest.len()}
 		if q.pending != nil {
 			c.Asks = q.pending.acq.CurrentID()
 		}
