@@ -261,6 +261,35 @@ func TestLoseLosesOneLock(t *testing.T) {
 	})
 }
 
+// Several of them are the nodes of a Redlock.
+func TestRedlockIsLostWithAMajority(t *testing.T) {
+	inVirtualTime(t, func(t *testing.T, first *Redis) {
+		all := []*Redis{first, New(t), New(t)}
+		var nodes, others []redis.Scripter
+		for _, r := range all {
+			nodes, others = append(nodes, r.Client()), append(others, r.OtherClient())
+		}
+		m := redismutex.NewRedlock(nodes, "x")
+		l := lock(t, t.Context(), m)
+		all[1].Lose(l)
+		first.AdvanceTime(time.Minute) // it is acquired there again
+		if l.Err() != nil {
+			t.Fatalf("want the lock held with two nodes of three, got %v", context.Cause(l))
+		}
+		stop := waiting(m, 3)
+		more := waiting(redismutex.NewRedlock(others, "x"), 2)
+		for _, r := range all {
+			r.AwaitWaiters(t, "x", 5)
+		}
+		stop()
+		more()
+		all[0].Lose(l)
+		all[2].Lose(l)
+		first.AdvanceTime(redismutex.DefaultTTL)
+		wants(t, context.Cause(l), redismutex.ErrLockLost)
+	})
+}
+
 func TestLoseOfALockThatIsNotHeldIsAMistake(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, r *Redis) {
 		l := lock(t, t.Context(), r.Mutex("x"))
@@ -419,7 +448,7 @@ func TestFailWithoutAnErrorIsAMistake(t *testing.T) {
 // However they wait: in Redis each by itself, or many for one that stands there, or behind a lock of their own process.
 func TestWaitersAreCalls(t *testing.T) {
 	for name, opt := range map[string][]redismutex.MutexOption{
-		"turns": nil, "strict order": {redismutex.WithTurn(0)}, "readers first": {redismutex.WithReaderPriority()},
+		"turns": nil, "strict order": {redismutex.WithTurn(0)}, "writers first": {redismutex.WithLockIntent()},
 	} {
 		for _, own := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, behind a lock of their own process: %v", name, own), func(t *testing.T) {
