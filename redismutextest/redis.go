@@ -18,13 +18,16 @@
 // once, and [Redis.AdvanceTime] moves the clock of everybody. In real time a lock that is lost or revoked may learn of it
 // only at half its TTL, which is two seconds by default. Prefer a bubble, or a short [redismutex.WithTTL].
 //
-// docs/testing.md has the five tests that most users write.
+// # Examples
 //
-// The Redis is a miniredis that speaks to its clients in memory. Where an int has 32 bits New skips the test,
-// since miniredis cannot store the time there.
+// docs/testing.md has a session, and example_test.go the five tests that most users write.
+//
+// The Redis is a miniredis that speaks to its clients in memory. Where an int has 32 bits New skips the test, since miniredis
+// cannot store the time there.
 package redismutextest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -94,7 +97,7 @@ func (r *Redis) Mutex(name string, opt ...redismutex.MutexOption) *redismutex.RW
 	return redismutex.NewMutex(r.client, name, opt...)
 }
 
-// mutexOfOther makes a mutex of the other process, whose log is nobody's.
+// mutexOfOther makes a mutex of the other process, which logs nothing.
 func (r *Redis) mutexOfOther(key string) *redismutex.RWMutex {
 	return redismutex.NewMutex(r.other, key, redismutex.WithTurn(0), redismutex.WithLogger(slog.New(slog.DiscardHandler)))
 }
@@ -200,7 +203,9 @@ func (r *Redis) crowds(key string) []localqueue.Crowd {
 	for _, rc := range []*redis.Client{r.client, r.other} {
 		all = append(all, localqueue.Crowds(node.Of(rc).Mailbox.Name(), key)...)
 	}
-	slices.SortFunc(all, func(a, b localqueue.Crowd) int { return strings.Compare(a.Asks, b.Asks) })
+	slices.SortFunc(all, func(a, b localqueue.Crowd) int {
+		return cmp.Or(cmp.Compare(a.Asks, b.Asks), cmp.Compare(a.Requests, b.Requests))
+	})
 	return all
 }
 
@@ -290,7 +295,7 @@ func (r *Redis) left() (left []string) {
 			}
 		}
 		if n := r.Waiters(key); n > 0 {
-			left = append(left, fmt.Sprintf("the lock on %q was still waited for, by %d calls", key, n))
+			left = append(left, fmt.Sprintf("calls still waited for the lock on %q: %d", key, n))
 		}
 	}
 	return left
