@@ -14,7 +14,11 @@
 //
 // A call that locks the same key again with that context does not wait for
 // itself: its lock is granted at once, nested in the outer one. A writer can
-// become a reader with no other writer in between: see [Lock.Downgrade].
+// become a reader with no other writer in between: see [Lock.Downgrade]. A
+// function that must only be called under a lock can check that with [Held].
+//
+// Tests of code that locks find the package on an embedded Redis, with faults by
+// name, in github.com/redismutex/redismutex/redismutextest.
 //
 // [RWMutex.Inspect] tells who holds a lock and who waits for it, and
 // [RWMutex.Revoke] ends an acquisition by its id.

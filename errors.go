@@ -27,6 +27,9 @@ var (
 	// ErrUnlocked is returned when a lock has been unlocked.
 	ErrUnlocked = lockerr.ErrUnlocked
 
+	// ErrNotHeld is returned by [Held] when the context descends from no lock on the key.
+	ErrNotHeld = lockerr.ErrNotHeld
+
 	// ErrUpgrade is returned when a reader asks for the write lock: it would wait for itself. The read lock stays as it
 	// was.
 	ErrUpgrade = lockerr.ErrUpgrade

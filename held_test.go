@@ -1,12 +1,15 @@
 package redismutex
 
 import (
+	"context"
 	"errors"
 	"strings"
 	"testing"
 	"testing/synctest"
+	"time"
 
 	"github.com/redismutex/redismutex/internal/node"
+	"github.com/redismutex/redismutex/internal/redistest"
 )
 
 // heldBy checks that err is a HeldError that names that id, and matches ErrLock alone.
@@ -73,5 +76,107 @@ func TestRefusalOfSeveralNodesNamesTheHolder(t *testing.T) {
 			ns.Errorf("want the holder %q, got %+v: %v", l.ID(), held, err)
 		}
 		ns.unlock(l)
+	})
+}
+
+// Promise 10: Held tells whether a context is under a lock on a key, and if not, why.
+func TestHeldKnowsTheLocksOfAContext(t *testing.T) {
+	onOneAndFive(t, func(ns *nodes) {
+		m, other := ns.mutex(), ns.mutex()
+		for _, write := range []bool{true, false} {
+			outer := ns.lock(m, write)
+			other, err := verb(other, true)(outer, WithKey("other"))
+			if err != nil {
+				ns.Fatal(err)
+			}
+			inner := ns.nested(other, m, write)
+			below, cancel := context.WithCancel(context.WithValue(inner, some{}, "value"))
+			for _, ctx := range []context.Context{outer, other, inner, below, context.WithoutCancel(below)} {
+				if err := Held(ctx, "x"); err != nil {
+					ns.Errorf("under the lock: %v", err)
+				}
+				ns.matches(Held(ctx, "y"), ErrNotHeld)
+			}
+			ns.matches(Held(ns.Context(), "x"), ErrNotHeld)
+			ns.matches(Held(outer, "x:other"), ErrNotHeld)
+			if err := Held(inner, "x:other"); err != nil {
+				ns.Errorf("under the lock on the other key: %v", err)
+			}
+			cancel() // code that cleans up is protected still
+			if err := Held(below, "x"); err != nil {
+				ns.Errorf("in a context that has ended, with a lock that has not: %v", err)
+			}
+			ns.unlock(inner)
+			if err := Held(below, "x"); err != nil {
+				ns.Errorf("under the outer lock, with the inner one unlocked: %v", err)
+			}
+			ns.unlock(outer)
+			ns.matches(Held(below, "x"), ErrUnlocked)
+			ns.matches(Held(outer, "x"), ErrUnlocked)
+			ns.unlock(other)
+		}
+		ns.matches(Held(noContext, "x"), ErrInvalid)
+	})
+}
+
+// Held tells why the innermost lock has ended.
+func TestHeldTellsWhyALockHasEnded(t *testing.T) {
+	inBubble(t, func(w *world) {
+		m := NewMutex(w.client(nil), "x", WithMaxHold(time.Hour))
+		for want, end := range map[error]func(*Lock){
+			ErrUnlocked: w.unlock,
+			ErrLockLost: func(l *Lock) { w.Redis.FlushAll() },
+			ErrRevoked: func(l *Lock) {
+				if err := m.Revoke(w.Context(), l.ID()); err != nil {
+					w.Error(err)
+				}
+			},
+			ErrMaxHold: func(*Lock) { redistest.Elapse(time.Hour) },
+		} {
+			l := w.lock(m, true)
+			end(l)
+			<-l.Done()
+			synctest.Wait()
+			w.matches(Held(l, "x"), want)
+			l.Unlock()
+		}
+		outer := w.lock(m, true)
+		inner, err := m.LockContext(outer)
+		if err != nil {
+			w.Fatal(err)
+		}
+		w.unlock(inner)
+		w.Redis.FlushAll()
+		<-outer.Done()
+		w.matches(Held(inner, "x"), ErrUnlocked)
+		w.matches(Held(outer, "x"), ErrLockLost)
+	})
+}
+
+// Promise 2: after a stop of the process, Held knows that the lease has ended before any timer fires.
+func TestHeldKnowsTheTimeBeforeTheTimers(t *testing.T) {
+	inBubble(t, func(w *world) {
+		l := w.lock(NewMutex(w.client(nil), "x"), true)
+		endTrust(l) // as if the time had passed in a stop
+		w.matches(Held(l, "x"), ErrLockLost)
+		if l.ctx.Err() == nil {
+			w.Error("the context of the lock has not ended")
+		}
+	})
+}
+
+func TestHeldAllocatesNothing(t *testing.T) {
+	inBubble(t, func(w *world) {
+		outer := w.lock(NewMutex(w.client(nil), "x"), true)
+		ctx, cancel := context.WithTimeout(context.WithValue(outer, some{}, "value"), time.Minute)
+		defer cancel()
+		if n := testing.AllocsPerRun(100, func() {
+			if Held(ctx, "x") != nil {
+				w.Error("want it held")
+			}
+		}); n != 0 {
+			w.Errorf("want no allocation, got %v", n)
+		}
+		w.unlock(outer)
 	})
 }

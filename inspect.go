@@ -77,7 +77,7 @@ type NodeState struct {
 }
 
 // Inspect returns who holds the lock and who waits for it. It asks each node once, by one script that changes nothing, and
-// is bounded for any number of waiters. Participants whose lease has ended do not count.
+// is bounded for any number of waiters. Participants whose lease has ended do not count, up to 250 of them.
 //
 // With several nodes the holders are those that hold a majority of them, and the waiters are in the order of their ranks. A
 // node that does not answer within the node time-out, or that has foreign data under the keys of the lock, is a part of the

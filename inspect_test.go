@@ -245,23 +245,3 @@ func TestTwoIDsOnOneNodeAreNoMajority(t *testing.T) {
 		_ = l.UnlockContext(ns.Context())
 	})
 }
-
-// Participants whose lease has ended do not count, however many there are.
-func TestInspectDoesNotCountLeasesThatHaveEnded(t *testing.T) {
-	inBubble(t, func(w *world) {
-		m, now := NewMutex(w.client(nil), "x"), time.Now()
-		for i := range 301 {
-			id, ends := fmt.Sprintf("redismutex:h/%d/abcdefghijklm.1:1000", i), now
-			if i == 300 {
-				ends = now.Add(DefaultTTL)
-			}
-			w.Redis.SAdd("x", id)
-			w.Redis.ZAdd("{x}:lease", float64(ends.UnixMilli()), id)
-		}
-		w.Redis.SetTTL("x", DefaultTTL)
-		w.Redis.SetTTL("{x}:lease", DefaultTTL)
-		if s := w.inspect(m); s.Holding != 1 || len(s.Holders) != 1 {
-			w.Errorf("%d hold, %d are listed, want 1", s.Holding, len(s.Holders))
-		}
-	})
-}

@@ -112,7 +112,7 @@ func (w *world) pending(c <-chan *Lock) {
 func matches(err error, want error) string {
 	all := map[string]error{
 		"ErrLock": ErrLock, "ErrLockLost": ErrLockLost, "ErrUnlocked": ErrUnlocked, "ErrUpgrade": ErrUpgrade, "ErrRedis": ErrRedis, "ErrNotLock": ErrNotLock,
-		"ErrRevoked": ErrRevoked, "ErrMaxHold": ErrMaxHold, "ErrNoSuchID": ErrNoSuchID,
+		"ErrRevoked": ErrRevoked, "ErrMaxHold": ErrMaxHold, "ErrNoSuchID": ErrNoSuchID, "ErrNotHeld": ErrNotHeld,
 		"ErrInvalid": ErrInvalid, "context.Canceled": context.Canceled, "context.DeadlineExceeded": context.DeadlineExceeded,
 	}
 	for name, target := range all {

@@ -218,7 +218,7 @@ func WithContext(ctx context.Context) LockOption {
 }
 
 // WithWait bounds the wait for the lock, and not the lock: its context descends from the caller's own. When d is over the
-// lock is tried once more, for a tenth of a second at most, or with several nodes for a node time-out more. If others are in
+// lock is tried again, for a tenth of a second at most, or with several nodes for a node time-out more. If others are in
 // the way the error is a [HeldError], which names them; if Redis does not answer it matches [ErrRedis]. If the caller's
 // context ends first the error is that of the context. With 0 the call is a try. A negative d is refused with [ErrInvalid],
 // and calls that try refuse this option.

@@ -2,6 +2,7 @@ package redismutex
 
 import (
 	"context"
+	"fmt"
 	"sync"
 
 	"github.com/redismutex/redismutex/internal/localqueue"
@@ -15,6 +16,36 @@ func FromContext(ctx context.Context) (*Lock, bool) {
 	}
 	l, ok := ctx.Value(lockKey{}).(*Lock)
 	return l, ok
+}
+
+// Held returns nil if ctx descends from a lock on that key, for reading or writing, that has not ended. The key is that of
+// [Lock.Key]. A function that must only be called under a lock can check this first. It asks this process and not Redis.
+//
+// Otherwise the error matches [ErrUnlocked], [ErrLockLost], [ErrRevoked] or [ErrMaxHold] if the lock has ended, [ErrNotHeld] if
+// ctx descends from no lock on the key, or [ErrInvalid] if ctx is nil. If several locks on the key have ended, it tells of the
+// innermost. That ctx itself has ended is no error: a lock outlives its parent, so that code that cleans up is protected. Locks
+// of different Redis servers that share a key are not told apart.
+func Held(ctx context.Context, key string) error {
+	if ctx == nil {
+		return fmt.Errorf("%w: nil context", ErrInvalid)
+	}
+	var ended error
+	for l, ok := FromContext(ctx); ok; l, ok = FromContext(l.ctx) {
+		if l.Key() != key {
+			continue
+		}
+		err := l.usable()
+		if err == nil {
+			return nil
+		}
+		if ended == nil {
+			ended = err
+		}
+	}
+	if ended != nil {
+		return ended
+	}
+	return fmt.Errorf("%w: the context descends from no lock on %q", ErrNotHeld, key)
 }
 
 // lockKey is the key under which a Lock is its own value.

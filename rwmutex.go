@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -243,8 +244,8 @@ func (m *RWMutex) lock(r request, opt []LockOption) (*Lock, error) {
 // lastTry is how long a wait that has run out asks who is in the way, and a node time-out more.
 const lastTry = 100 * time.Millisecond
 
-// lockWithin acquires the lock within the time for which r may wait. When that is over it tries once more, and so learns
-// who is in the way.
+// lockWithin acquires the lock within the time for which r may wait. When that is over it tries once more, and so learns who is
+// in the way. It tries again while that is a request of this client: that of the wait may be on its way still.
 func (m *RWMutex) lockWithin(r request) (*Lock, error) {
 	within := func(d time.Duration) (l *Lock, over bool, err error) {
 		until, cancel := context.WithTimeout(r.ctx, d)
@@ -262,10 +263,29 @@ func (m *RWMutex) lockWithin(r request) (*Lock, error) {
 	}
 	r.try = true
 	last := lastTry + m.config.Timeout
-	if l, over, err = within(last); over {
-		err = lockerr.Doing("lock", r.keys.Name(), lockerr.Redis(fmt.Errorf("no answer within %v, after a wait of %v", last, r.wait)))
+	for end := time.Now().Add(last); ; {
+		l, over, err = within(time.Until(end))
+		if over {
+			err = lockerr.Doing("lock", r.keys.Name(), lockerr.Redis(fmt.Errorf("no answer within %v, after a wait of %v", last, r.wait)))
+		}
+		const pause = lastTry / 20
+		if !m.isOwn(err) || time.Until(end) <= pause {
+			return l, err
+		}
+		select {
+		case <-time.After(pause):
+		case <-r.ctx.Done():
+			return nil, lockerr.Ended(r.ctx, r.keys.Name())
+		}
 	}
-	return l, err
+}
+
+// isOwn reports whether a try was refused because of a request of this client.
+func (m *RWMutex) isOwn(err error) bool {
+	var held *HeldError
+	return errors.As(err, &held) && slices.ContainsFunc(m.config.Nodes, func(n *node.Node) bool {
+		return strings.HasPrefix(held.Holder, n.Mailbox.Name()+":")
+	})
 }
 
 // acquire is lock for a request that has been checked.

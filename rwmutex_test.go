@@ -583,7 +583,7 @@ func TestErrorSaysWhatHappened(t *testing.T) {
 	all := map[string]error{
 		"ErrLock": redismutex.ErrLock, "ErrLockLost": redismutex.ErrLockLost, "ErrUnlocked": redismutex.ErrUnlocked,
 		"ErrUpgrade": redismutex.ErrUpgrade, "ErrRedis": redismutex.ErrRedis, "ErrNotLock": redismutex.ErrNotLock,
-		"ErrRevoked": redismutex.ErrRevoked, "ErrNoSuchID": redismutex.ErrNoSuchID,
+		"ErrRevoked": redismutex.ErrRevoked, "ErrNoSuchID": redismutex.ErrNoSuchID, "ErrNotHeld": redismutex.ErrNotHeld,
 		"ErrInvalid": redismutex.ErrInvalid, "Canceled": context.Canceled, "DeadlineExceeded": context.DeadlineExceeded,
 	}
 	for name, c := range map[string]struct {
@@ -621,6 +621,9 @@ func TestErrorSaysWhatHappened(t *testing.T) {
 		"nobody has the id": {"ErrNoSuchID", func(w world) error {
 			mutex, _ := w.process()
 			return mutex.Revoke(w.Context(), "redismutex:nobody/1/x.1:1000")
+		}},
+		"the context has no lock on that key": {"ErrNotHeld", func(w world) error {
+			return redismutex.Held(w.Context(), key)
 		}},
 		"the wait has run out": {"ErrLock", func(w world) error {
 			w.line("w")

@@ -15,12 +15,15 @@ const module = "github.com/redismutex/redismutex"
 
 // layers are the packages of the library from top to bottom. A package may import those below its own layer.
 var layers = [][]string{
+	{"/redismutextest"},
 	{""},
 	{"/internal/localqueue"},
 	{"/internal/acquisition"},
 	{"/internal/node"},
 	{"/internal/mailbox", "/internal/script", "/internal/quorum", "/internal/logger"},
 	{"/lua", "/internal/lockerr", "/internal/clock"},
+	{"/internal/redistest"},
+	{"/internal/faultnet"},
 }
 
 func TestImportsGoDownward(t *testing.T) {
@@ -51,6 +54,24 @@ func TestImportsGoDownward(t *testing.T) {
 	}
 	if !seen[module] || len(seen) < 10 {
 		t.Errorf("%d packages were looked at", len(seen))
+	}
+}
+
+// A program that imports the library builds neither a Redis nor fixtures of tests.
+func TestLibraryBuildsNoFixtures(t *testing.T) {
+	out, err := exec.Command("go", "list", "-deps", module).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	deps := strings.Fields(string(out))
+	fixture := regexp.MustCompile(`^testing$|/miniredis/|/(redistest|faultnet|redismutextest)$`)
+	for _, p := range deps {
+		if fixture.MatchString(p) {
+			t.Errorf("the library builds %s", p)
+		}
+	}
+	if !slices.Contains(deps, module+"/internal/localqueue") {
+		t.Errorf("want the packages of the library, got %q", deps)
 	}
 }
 

@@ -44,6 +44,9 @@ type Kind struct {
 	writersFirst, readersFirst         bool
 }
 
+// IsOn reports whether the node with that mailbox is one of theirs.
+func (k Kind) IsOn(mailbox string) bool { return slices.Contains(strings.Fields(k.nodes), mailbox) }
+
 // Init sets the kind. It has to be called when everything else is set.
 func (c *Config) Init() {
 	names := make([]string, len(c.Nodes))

@@ -57,6 +57,16 @@ type line struct{ last *waiter }
 
 func (l *line) empty() bool { return l.last == nil }
 
+func (l *line) len() (n int) {
+	for w := l.head(); w != nil; w = w.next {
+		n++
+		if w == l.last {
+			break
+		}
+	}
+	return n
+}
+
 func (l *line) head() *waiter {
 	if l.last == nil {
 		return nil

@@ -474,6 +474,40 @@ func (q *queue) leave(c *acquisition.Config, keys *script.Keys) {
 	}
 }
 
+// A Crowd is those that wait in one queue of this process.
+type Crowd struct {
+	Requests int    // how many wait
+	Asks     string // the id of the acquisition that is made for the first; "": none, as they wait for a lock of this process
+}
+
+// Crowds returns those that wait in this process for a key on the node with that mailbox.
+func Crowds(mailbox, key string) (crowds []Crowd) {
+	for _, q := range queuesOf(mailbox, key) {
+		q.mu.Lock()
+		c := Crowd{Requests: q.first.len() + q.rest.len()}
+		if q.pending != nil {
+			c.Asks = q.pending.acq.CurrentID()
+		}
+		q.mu.Unlock()
+		if c.Requests > 0 {
+			crowds = append(crowds, c)
+		}
+	}
+	return crowds
+}
+
+// queuesOf returns the queues of a key on the node with that mailbox. The mutex of a queue comes before that of queues.
+func queuesOf(mailbox, key string) (of []*queue) {
+	queues.Lock()
+	defer queues.Unlock()
+	for n, q := range queues.m {
+		if n.key == key && n.kind.Value().IsOn(mailbox) {
+			of = append(of, q)
+		}
+	}
+	return of
+}
+
 // Len returns how many keys have a queue.
 func Len() int {
 	queues.Lock()

@@ -20,13 +20,14 @@ var (
 	ErrMaxHold  = errors.New("redismutex: lock held for too long")
 	ErrUnlocked = errors.New("redismutex: unlocked")
 	ErrNoSuchID = errors.New("redismutex: no holder or waiter has this id")
+	ErrNotHeld  = errors.New("redismutex: not held")
 	ErrUpgrade  = errors.New("redismutex: a read lock cannot become a write lock")
 	ErrRedis    = errors.New("redismutex: redis failed")
 	ErrNotLock  = errors.New("redismutex: key holds data that is no lock")
 	ErrInvalid  = errors.New("redismutex: invalid argument")
 )
 
-var sentinels = []error{ErrLock, ErrLockLost, ErrRevoked, ErrMaxHold, ErrUnlocked, ErrNoSuchID, ErrUpgrade, ErrRedis, ErrNotLock, ErrInvalid}
+var sentinels = []error{ErrLock, ErrLockLost, ErrRevoked, ErrMaxHold, ErrUnlocked, ErrNoSuchID, ErrNotHeld, ErrUpgrade, ErrRedis, ErrNotLock, ErrInvalid}
 
 // Sentinel returns the sentinel that err matches, or nil.
 func Sentinel(err error) error {

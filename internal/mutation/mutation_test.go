@@ -143,6 +143,9 @@ var mutants = []mutant{
 
 	// Nesting.
 	{"a context is canceled under the mutex", "internal/acquisition/acquisition.go", "	// A renewal whose reply was lost may have renewed it on the server.\n", "	a.users.end(why)\n", scenario("TestForeignCodeMayCallTheLibrary/contexts")},
+	{"Held looks at the innermost lock alone", "reentry.go", "for l, ok := FromContext(ctx); ok; l, ok = FromContext(l.ctx) {", "for l, ok := FromContext(ctx); ok; ok = false {", scenario("TestHeldKnowsTheLocksOfAContext")},
+	{"Held trusts a lease that is over", "reentry.go", "		err := l.usable()\n		if err == nil {\n			return nil\n", "		err := context.Cause(l.ctx)\n		if err == nil {\n			return nil\n", scenario("TestHeldKnowsTheTimeBeforeTheTimers")},
+	{"waiters of another Redis are counted", "internal/localqueue/queue.go", "n.key == key && n.kind.Value().IsOn(mailbox)", "n.key == key", checker{"./redismutextest", "^TestWaitersOfAnotherRedisAreNotCounted$", nil}},
 	{"the method of a context is called under the mutex", "reentry.go", "	defer owners.Unlock()\n	name := ",
 		"	defer owners.Unlock()\n	outer = m.outerOf(r)\n	name := ", scenario("TestForeignCodeMayCallTheLibrary/contexts")},
 	{"the text of an error is read under the mutex", "internal/lockerr/lockerr.go", "c := caused{ErrRedis, readOnce(cause), 0}", "c := caused{ErrRedis, cause, 0}", scenario("TestErrorsOfTheClientMayCallTheLibrary")},

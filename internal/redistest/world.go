@@ -5,7 +5,6 @@ import (
 	"sync"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
@@ -28,8 +27,7 @@ func InVirtualTime(t *testing.T, test func(w *World)) {
 	t.Helper()
 	MiniLocks(t)
 	synctest.Test(t, func(t *testing.T) {
-		// Registered first, this runs last. The extra second keeps it from ending together with a TTL.
-		t.Cleanup(func() { Elapse(10*time.Minute + time.Second) })
+		t.Cleanup(AfterBubble) // registered first, it runs last
 		w := &World{T: t}
 		w.Redis, w.Admin = Mini(t)
 		defer func() {
