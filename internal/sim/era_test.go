@@ -179,7 +179,7 @@ func (e *era) served() {
 	}
 	e.mu.Unlock()
 	for _, a := range waiting {
-		e.fail("want every attempt ended soon after the last fault, %v, asked at %v, has not", a, time.Duration(a.asked))
+		e.fail("want every attempt ended soon after the last fault, %v, asked at %v, got at %v, has not; node 1 has\n%s", a, time.Duration(a.asked), time.Duration(a.got), e.nodes[0].mini.Dump())
 	}
 	for _, p := range e.processes {
 		p.cancel()
@@ -361,7 +361,7 @@ func (e *era) spawn(t *testing.T) {
 		p.engines = append(p.engines, e.operators.meet(p, rc))
 	}
 	for i := range 4 {
-		w := &worker{process: p, name: fmt.Sprintf("%s.%d", p.name, i+1), random: e.draw(10*e.names + i + 1)}
+		w := &worker{process: p, name: fmt.Sprintf("%s.%d", p.name, i+1), random: e.draw(10*e.names + i + 1), seen: map[string][]string{}}
 		e.workers.Go(w.run)
 	}
 }

@@ -97,9 +97,9 @@ func (w *worker) operate() {
 	for _, p := range state.Waiters {
 		ids, role[p.ID] = append(ids, p.ID), waiterRevoked
 	}
-	w.seen = append(w.seen, ids...)
+	w.seen[key] = append(w.seen[key], ids...)
 	if w.chance(0.2) {
-		ids = w.seen
+		ids = w.seen[key]
 	}
 	if len(ids) > 0 {
 		id := ids[w.random.IntN(len(ids))]
@@ -194,7 +194,7 @@ func (w *worker) outran(a *attempt, err error) (unaware bool) {
 	}
 	now := w.recorder.Now()
 	if held.Holder != "" {
-		w.saw(&sight{key: a.key, from: a.asked, to: now, holder: held.Holder})
+		w.saw(&sight{key: a.key, from: a.asked + int64(a.waits), to: now, holder: held.Holder})
 	}
 	if a.waits > 0 {
 		w.injected(waitedTooLong)
