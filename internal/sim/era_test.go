@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -179,11 +180,25 @@ func (e *era) served() {
 	}
 	e.mu.Unlock()
 	for _, a := range waiting {
-		e.fail("want every attempt ended soon after the last fault, %v, asked at %v, got at %v, has not; node 1 has\n%s", a, time.Duration(a.asked), time.Duration(a.got), e.nodes[0].mini.Dump())
+		e.fail("want every attempt ended soon after the last fault, %v, asked at %v, got at %v, has not", a, time.Duration(a.asked), time.Duration(a.got))
 	}
+	e.check(fmt.Errorf("node 1 has\n%s\nand the workers are at\n%s", e.nodes[0].mini.Dump(), stacks()))
 	for _, p := range e.processes {
 		p.cancel()
 	}
+}
+
+// stacks returns where the workers are.
+func stacks() string {
+	all := make([]byte, 1<<22)
+	all = all[:runtime.Stack(all, true)]
+	var workers []string
+	for _, stack := range strings.Split(string(all), "\n\n") {
+		if strings.Contains(stack, "(*worker)") {
+			workers = append(workers, stack)
+		}
+	}
+	return strings.Join(workers, "\n\n")
 }
 
 // empty checks that nothing is left when the longest lease and the longest tombstone have ended.

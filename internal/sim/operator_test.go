@@ -314,8 +314,8 @@ func (e *era) endsInTime(o *history.Op, a *attempt, end int64) {
 func (e *era) occupies(i int, p, waiter *history.Op) int64 {
 	a := e.attempts[i]
 	until := cmp.Or(p.Unlocking, p.Ended, p.Until) // it is held until it is unlocked, even if its parent context has ended
-	if errors.Is(a.ended, redismutex.ErrMaxHold) && p.Ended != 0 {
-		until = min(until, p.Ended+int64(a.ttl))
+	if a.most > 0 {
+		until = min(until, a.got+int64(a.most+a.ttl))
 	}
 	if r := e.revoked(a.id); r != nil && r.to != 0 && (p.Queue == "" || p.Queue != waiter.Queue) {
 		until = min(until, r.to)
