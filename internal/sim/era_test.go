@@ -179,10 +179,10 @@ func (e *era) served() {
 		}
 	}
 	e.mu.Unlock()
+	e.fail("node 1 has\n%s\nand the workers are at\n%s", e.nodes[0].mini.Dump(), stacks())
 	for _, a := range waiting {
 		e.fail("want every attempt ended soon after the last fault, %v, asked at %v, got at %v, has not", a, time.Duration(a.asked), time.Duration(a.got))
 	}
-	e.check(fmt.Errorf("node 1 has\n%s\nand the workers are at\n%s", e.nodes[0].mini.Dump(), stacks()))
 	for _, p := range e.processes {
 		p.cancel()
 	}
