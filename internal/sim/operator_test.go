@@ -248,6 +248,16 @@ func (e *era) revocations(ops []history.Op) {
 	}
 }
 
+// triedAtLast returns ops, with those as tries whose wait ran out: they have left the queue, and end with a try.
+func (e *era) triedAtLast(ops []history.Op) []history.Op {
+	ops = slices.Clone(ops)
+	for i := range ops {
+		o, a := &ops[i], e.attempts[i]
+		o.Try = o.Try || a.waits > 0 && cmp.Or(o.Got, o.Ended)-o.Asked >= int64(a.waits)
+	}
+	return ops
+}
+
 // byEnd returns the indexes of ops in the order in which they ended.
 func (e *era) byEnd(ops []history.Op) []int {
 	order := make([]int, len(ops))
