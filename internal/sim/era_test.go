@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -178,12 +179,26 @@ func (e *era) served() {
 		}
 	}
 	e.mu.Unlock()
+	e.fail("node 1 has\n%s\nand the workers are at\n%s", e.nodes[0].mini.Dump(), stacks())
 	for _, a := range waiting {
-		e.fail("want every attempt ended soon after the last fault, %v, asked at %v, has not", a, time.Duration(a.asked))
+		e.fail("want every attempt ended soon after the last fault, %v, asked at %v, got at %v, has not", a, time.Duration(a.asked), time.Duration(a.got))
 	}
 	for _, p := range e.processes {
 		p.cancel()
 	}
+}
+
+// stacks returns where the workers are.
+func stacks() string {
+	all := make([]byte, 1<<22)
+	all = all[:runtime.Stack(all, true)]
+	var workers []string
+	for _, stack := range strings.Split(string(all), "\n\n") {
+		if strings.Contains(stack, "(*worker)") {
+			workers = append(workers, stack)
+		}
+	}
+	return strings.Join(workers, "\n\n")
 }
 
 // empty checks that nothing is left when the longest lease and the longest tombstone have ended.
@@ -361,7 +376,7 @@ func (e *era) spawn(t *testing.T) {
 		p.engines = append(p.engines, e.operators.meet(p, rc))
 	}
 	for i := range 4 {
-		w := &worker{process: p, name: fmt.Sprintf("%s.%d", p.name, i+1), random: e.draw(10*e.names + i + 1)}
+		w := &worker{process: p, name: fmt.Sprintf("%s.%d", p.name, i+1), random: e.draw(10*e.names + i + 1), seen: map[string][]string{}}
 		e.workers.Go(w.run)
 	}
 }

@@ -97,9 +97,9 @@ func (w *worker) operate() {
 	for _, p := range state.Waiters {
 		ids, role[p.ID] = append(ids, p.ID), waiterRevoked
 	}
-	w.seen = append(w.seen, ids...)
+	w.seen[key] = append(w.seen[key], ids...)
 	if w.chance(0.2) {
-		ids = w.seen
+		ids = w.seen[key]
 	}
 	if len(ids) > 0 {
 		id := ids[w.random.IntN(len(ids))]
@@ -194,7 +194,7 @@ func (w *worker) outran(a *attempt, err error) (unaware bool) {
 	}
 	now := w.recorder.Now()
 	if held.Holder != "" {
-		w.saw(&sight{key: a.key, from: a.asked, to: now, holder: held.Holder})
+		w.saw(&sight{key: a.key, from: a.asked + int64(a.waits), to: now, holder: held.Holder})
 	}
 	if a.waits > 0 {
 		w.injected(waitedTooLong)
@@ -246,6 +246,16 @@ func (e *era) revocations(ops []history.Op) {
 		}
 		waits = slices.Delete(waits, w, w+1)
 	}
+}
+
+// triedAtLast returns ops, with those as tries whose wait ran out: they have left the queue, and end with a try.
+func (e *era) triedAtLast(ops []history.Op) []history.Op {
+	ops = slices.Clone(ops)
+	for i := range ops {
+		o, a := &ops[i], e.attempts[i]
+		o.Try = o.Try || a.waits > 0 && cmp.Or(o.Got, o.Ended)-o.Asked >= int64(a.waits)
+	}
+	return ops
 }
 
 // byEnd returns the indexes of ops in the order in which they ended.
@@ -314,8 +324,8 @@ func (e *era) endsInTime(o *history.Op, a *attempt, end int64) {
 func (e *era) occupies(i int, p, waiter *history.Op) int64 {
 	a := e.attempts[i]
 	until := cmp.Or(p.Unlocking, p.Ended, p.Until) // it is held until it is unlocked, even if its parent context has ended
-	if errors.Is(a.ended, redismutex.ErrMaxHold) && p.Ended != 0 {
-		until = min(until, p.Ended+int64(a.ttl))
+	if a.most > 0 {
+		until = min(until, a.got+int64(a.most+a.ttl))
 	}
 	if r := e.revoked(a.id); r != nil && r.to != 0 && (p.Queue == "" || p.Queue != waiter.Queue) {
 		until = min(until, r.to)

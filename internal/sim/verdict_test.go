@@ -43,7 +43,7 @@ func (e *era) verdict() []string {
 	e.check(history.Exclusion(ops))
 	e.check(history.Tokens(ops))
 	if e.mood == calm {
-		e.check(history.Turns(ops, queueing, longestTurn))
+		e.check(history.Turns(e.triedAtLast(ops), queueing, longestTurn))
 	}
 	if e.mood == calm || e.mood == tardy && len(e.nodes) == 1 {
 		e.check(e.idle(ops))

@@ -17,8 +17,8 @@ type worker struct {
 	*process
 	name   string
 	random *rand.Rand
-	has    []*redismutex.Lock // the locks that it holds, including nested ones
-	seen   []string           // ids that it has seen
+	has    []*redismutex.Lock  // the locks that it holds, including nested ones
+	seen   map[string][]string // by key, the ids that it has seen
 }
 
 // orders are the orders besides first come, first served, and whether writers come first in them.
