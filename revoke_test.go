@@ -304,6 +304,7 @@ func TestRevokeTakesNoTombstone(t *testing.T) {
 	onOneAndFive(t, func(ns *nodes) {
 		m := ns.mutex()
 		l := ns.lock(m, true)
+		synctest.Wait() // on all nodes
 		ns.revoke(m, l.ID())
 		ns.matches(m.Revoke(ns.Context(), "-"+l.ID()), ErrInvalid)
 		for _, mini := range ns.minis {

@@ -158,8 +158,8 @@ func TestWaitShorterThanARoundTripDoesNotStandInItsOwnWay(t *testing.T) {
 		inBubble(t, func(w *world) {
 			m := NewMutex(w.client(w.link), "x", turn)
 			w.unlock(w.lock(m, true))
-			w.link.SetDelay(20 * time.Millisecond)
-			for _, wait := range []time.Duration{1, 10 * time.Millisecond, 30 * time.Millisecond} {
+			w.link.SetDelay(4 * time.Millisecond)
+			for _, wait := range []time.Duration{1, 2 * time.Millisecond, 6 * time.Millisecond} {
 				l, err := m.LockContext(w.Context(), WithWait(wait))
 				if err != nil {
 					w.Errorf("wait %v: %v", wait, err)
