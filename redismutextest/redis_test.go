@@ -425,6 +425,9 @@ func TestFailFailsAsManyCalls(t *testing.T) {
 		if err := get(); err != nil {
 			t.Errorf("want the fourth call made, got %v", err)
 		}
+		r.Fail(refused, 1)
+		_ = r.Client().Info(ctx, "memory") // as the library does, in the background
+		wants(t, get(), refused)
 		r.Fail(refused, 5)
 		r.Fail(nil, 0)
 		if err := get(); err != nil {
