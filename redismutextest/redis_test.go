@@ -425,6 +425,9 @@ func TestFailFailsAsManyCalls(t *testing.T) {
 		if err := get(); err != nil {
 			t.Errorf("want the fourth call made, got %v", err)
 		}
+		r.Fail(refused, 1)
+		_ = r.Client().Info(ctx, "memory") // as the library does, in the background
+		wants(t, get(), refused)
 		r.Fail(refused, 5)
 		r.Fail(nil, 0)
 		if err := get(); err != nil {
@@ -533,8 +536,8 @@ func TestAwaitWaitersGivesUp(t *testing.T) {
 			t.Errorf("want it to give up after 10s, it took %v", took)
 		}
 		start = time.Now()
-		more := waiting(r.Mutex("x"), 1)
-		r.AwaitWaiters(t, "x", 2)
+		more := waiting(r.Mutex("x", redismutex.WithTurn(0)), 50)
+		r.AwaitWaiters(t, "x", 51)
 		if took := time.Since(start); took != 0 {
 			t.Errorf("want no time to pass, %v did", took)
 		}
