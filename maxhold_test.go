@@ -53,6 +53,7 @@ func TestLockThatIsHeldForTooLongEnds(t *testing.T) {
 				}
 				ns.pending(next)
 				got := ns.within(DefaultTTL, next)
+				synctest.Wait() // the holder has logged the end of its lease
 				if n := log.Count(""); n != 2 || log.Count("held for too long") != n {
 					ns.Errorf("%s: want another line, that its lease has ended, got:\n%v", kind, log)
 				}

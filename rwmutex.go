@@ -263,17 +263,18 @@ func (m *RWMutex) lockWithin(r request) (*Lock, error) {
 	}
 	r.try = true
 	last := lastTry + m.config.Timeout
+	refused := lockerr.Doing("lock", r.keys.Name(), lockerr.Redis(fmt.Errorf("no answer within %v, after a wait of %v", last, r.wait)))
 	for end := time.Now().Add(last); ; {
-		l, over, err = within(time.Until(end))
-		if over {
-			err = lockerr.Doing("lock", r.keys.Name(), lockerr.Redis(fmt.Errorf("no answer within %v, after a wait of %v", last, r.wait)))
-		}
-		const pause = lastTry / 20
-		if !m.isOwn(err) || time.Until(end) <= pause {
+		l, over, err := within(time.Until(end))
+		switch {
+		case over:
+			return nil, refused
+		case !m.isOwn(err) || time.Until(end) <= 0:
 			return l, err
 		}
+		refused = err
 		select {
-		case <-time.After(pause):
+		case <-time.After(lastTry / 20):
 		case <-r.ctx.Done():
 			return nil, lockerr.Ended(r.ctx, r.keys.Name())
 		}
