@@ -104,7 +104,7 @@ func list(ctx context.Context, flags *pflag.FlagSet, o *options, out, _ io.Write
 	fmt.Fprintln(t, "name\tstate\tby\twaiting")
 	for _, s := range states {
 		by := ""
-		if s.Holding > 0 {
+		if len(s.Holders) > 0 { // of many readers none may be known by name
 			by = s.Holders[0].Process
 		}
 		if s.Holding > 1 {
