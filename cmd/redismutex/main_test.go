@@ -409,6 +409,31 @@ func TestListHasTheLocksThatAreHeldAndNothingElse(t *testing.T) {
 	}
 }
 
+func TestNamesDoNotControlTheTerminal(t *testing.T) {
+	h := newHall(t)
+	l, ok := redismutex.NewMutex(h.server.Client(t), "a\tb\n\x1b[31m").TryLock()
+	if !ok {
+		t.Fatal("not granted")
+	}
+	defer l.Unlock()
+	p := h.begin("ls")
+	if p.exits(0, ""); !strings.Contains(p.out.String(), `"a\tb\n\x1b[31m"  held for writing`) {
+		t.Errorf("got %q", &p.out)
+	}
+}
+
+// A command may end before anybody knows that its lock was lost. Its exit code stays, and the loss is reported.
+func TestLossThatIsKnownAtTheEndIsReported(t *testing.T) {
+	h := newHall(t)
+	p := h.begin(append([]string{"run", "--ttl", "1h", "stock"}, h.sh("echo $$ > $D/pid; while [ ! -e $D/go ]; do sleep 0.01; done; exit 7")...)...)
+	h.pid("pid")
+	h.server.Client(t).FlushAll(t.Context())
+	if err := os.WriteFile(filepath.Join(h.dir, "go"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.exits(7, "others may have held the lock")
+}
+
 func TestSeveralMastersAreOneLock(t *testing.T) {
 	t.Parallel()
 	var urls []string

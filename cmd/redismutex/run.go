@@ -63,6 +63,7 @@ type runner struct {
 	mutex   *redismutex.RWMutex
 	signals chan os.Signal
 	log     io.Writer
+	lost    error // why the command was ended
 }
 
 // runCommand acquires the lock, runs the command, and releases the lock when the command has ended.
@@ -219,13 +220,12 @@ func has(s *redismutex.State, process string) bool {
 
 // supervise waits for the command to end, passes signals on, and ends the command before the lock is another's.
 func (r *runner) supervise(lock *redismutex.Lock, c *child) error {
-	var lost error
 	var kill <-chan time.Time
 	end := func(why error) {
-		if lost != nil {
+		if r.lost != nil {
 			return
 		}
-		lost = why
+		r.lost = why
 		at := time.Until(lock.Until()) - margin
 		kill = time.After(min(r.grace, at))
 		c.terminate()
@@ -234,13 +234,13 @@ func (r *runner) supervise(lock *redismutex.Lock, c *child) error {
 	done := lock.Done()
 	for {
 		renewed := time.After(time.Until(lock.Until()) - r.grace - margin)
-		if lost != nil {
+		if r.lost != nil {
 			renewed, done = nil, nil
 		}
 		select {
 		case <-c.ended:
 			c.killRest(min(r.grace, time.Until(lock.Until())-margin))
-			if lost != nil {
+			if r.lost != nil {
 				return exitError{exitLost, fmt.Errorf("%q was lost, and the command was ended", r.name)}
 			}
 			return c.exit()
@@ -268,7 +268,9 @@ func (r *runner) release(lock *redismutex.Lock) {
 	switch {
 	case err == nil:
 	case errors.Is(err, redismutex.ErrLockLost), errors.Is(err, redismutex.ErrRevoked), errors.Is(err, redismutex.ErrMaxHold):
-		r.say("%s", text(err))
+		if r.lost == nil { // the command has ended before anybody knew
+			fmt.Fprintf(r.log, "redismutex: %s; the command has ended, and others may have held the lock while it ran\n", text(err))
+		}
 	case time.Until(lock.Until()) > 0:
 		fmt.Fprintf(r.log, "redismutex: %s; the lock is free when its lease ends, in %v\n", text(err), time.Until(lock.Until()).Round(time.Second/10))
 	}

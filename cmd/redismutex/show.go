@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"text/tabwriter"
 
@@ -110,9 +112,17 @@ func list(ctx context.Context, flags *pflag.FlagSet, o *options, out, _ io.Write
 		if s.Holding > 1 {
 			by += fmt.Sprintf(" and %d more", s.Holding-1)
 		}
-		fmt.Fprintf(t, "%s\t%v\t%s\t%d\n", s.Key, s.Mode, by, s.Waiting)
+		fmt.Fprintf(t, "%s\t%v\t%s\t%d\n", printable(s.Key), s.Mode, printable(by), s.Waiting)
 	}
 	return t.Flush()
+}
+
+// printable quotes a text that would not stay in its cell, or would control the terminal.
+func printable(s string) string {
+	if q := strconv.Quote(s); strings.TrimSpace(s) != s || q != `"`+s+`"` {
+		return q
+	}
+	return s
 }
 
 // findLocks returns the names that match a pattern and may be those of locks, in order. The key of a held lock has its name,
