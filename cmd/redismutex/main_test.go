@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/redismutex/redismutex"
 	"github.com/redismutex/redismutex/internal/redistest"
 )
@@ -407,6 +408,40 @@ func TestListHasTheLocksThatAreHeldAndNothingElse(t *testing.T) {
 	if p.exits(0, ""); !strings.Contains(p.out.String(), "held for reading") {
 		t.Errorf("got\n%s", &p.out)
 	}
+}
+
+// A crowd of readers that has crashed is counted, and none of it is known by its id.
+func TestListOfACrowdThatHasCrashed(t *testing.T) {
+	h := newHall(t)
+	rc := h.server.Client(t)
+	m := h.mutex()
+	reader, err := m.RLockContext(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Unlock()
+	waiter := h.begin("run", "-w", "30s", "stock", "true")
+	h.eventually("it waits", func(s *redismutex.State) bool { return s.Waiting == 1 })
+	var ids []any
+	var leases []redis.Z
+	for i := range 5000 {
+		id := fmt.Sprint("redismutex:crashed/1/x.1:", i)
+		ids, leases = append(ids, id), append(leases, redis.Z{Score: 1, Member: id})
+	}
+	p := rc.TxPipeline()
+	p.SAdd(t.Context(), "stock", ids...)
+	p.ZAdd(t.Context(), "{stock}:lease", leases...)
+	p.SRem(t.Context(), "stock", reader.ID())
+	if _, err := p.Exec(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	l := h.begin("ls")
+	l.exits(0, "")
+	if !strings.Contains(l.out.String(), "stock") {
+		t.Errorf("got %q", &l.out)
+	}
+	_ = waiter.cmd.Process.Signal(syscall.SIGTERM)
+	waiter.code()
 }
 
 func TestNamesDoNotControlTheTerminal(t *testing.T) {
