@@ -122,6 +122,9 @@ func (r *Redis) HoldByOther(key string) (release func()) {
 // share its ID are lost with it. For a lock that the test cannot reach there is [Redis.Revoke].
 func (r *Redis) Lose(lock *redismutex.Lock) {
 	r.t.Helper()
+	if lock == nil {
+		r.t.Fatalf("redismutextest: Lose: nil lock, as of a call that was refused")
+	}
 	key := lock.Key()
 	for _, p := range r.inspect(key).Holders {
 		if node.AcquisitionOf(p.ID) == node.AcquisitionOf(lock.ID()) {

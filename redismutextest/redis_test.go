@@ -307,6 +307,14 @@ func TestLoseOfALockThatIsNotHeldIsAMistake(t *testing.T) {
 	})
 }
 
+func TestLoseOfNoLockIsAMistake(t *testing.T) {
+	s := &subject{TB: t}
+	r := New(s)
+	s.try(func() { r.Lose(nil) })
+	s.end()
+	s.failed([]string{"nil lock"})
+}
+
 func TestRevokeEndsTheHoldersAndNotTheWaiters(t *testing.T) {
 	inVirtualTime(t, func(t *testing.T, r *Redis) {
 		ctx := t.Context()

@@ -33,9 +33,14 @@ func (c *child) begin() error {
 	dieWith(attr)
 	if terminal() {
 		attr.Foreground, attr.Ctty = true, 0
+		signal.Ignore(syscall.SIGTSTP) // also the command ignores Ctrl-Z: nobody would get the terminal while it is stopped
 	}
 	c.cmd.SysProcAttr = attr
-	return c.cmd.Start()
+	err := c.cmd.Start()
+	if err != nil {
+		c.takeTerminalBack() // the command may have got it before it could not be executed
+	}
+	return err
 }
 
 // terminal reports whether standard input is the terminal of this process, which is in its foreground.
@@ -44,9 +49,9 @@ func terminal() bool {
 	return err == nil && group == unix.Getpgrp()
 }
 
-// takeTerminalBack undoes what begin has done with the terminal.
-func takeTerminalBack() {
-	if _, err := unix.IoctlGetInt(0, unix.TIOCGPGRP); err == nil {
+// takeTerminalBack undoes what begin has done with the terminal. That of a program in the background is another's.
+func (c *child) takeTerminalBack() {
+	if c.cmd.SysProcAttr.Foreground {
 		signal.Ignore(syscall.SIGTTOU)
 		_ = unix.IoctlSetPointerInt(0, unix.TIOCSPGRP, unix.Getpgrp())
 	}
@@ -69,7 +74,7 @@ func (c *child) kill() { c.send(syscall.SIGKILL) }
 
 // killRest ends what the command has left behind in its group: nothing of it may run when the lock is another's.
 func (c *child) killRest(grace time.Duration) {
-	takeTerminalBack()
+	c.takeTerminalBack()
 	if !c.send(0) {
 		return
 	}

@@ -35,7 +35,7 @@ func (o *options) connect() (clients []redis.UniversalClient, err error) {
 	for _, u := range urls {
 		c, err := client(u)
 		if err != nil {
-			return nil, usage("%q: %w", withoutPassword(u), err)
+			return nil, usage("the URL of Redis%s: %w", hostOf(u), err)
 		}
 		clients = append(clients, c)
 	}
@@ -69,11 +69,12 @@ func client(text string) (redis.UniversalClient, error) {
 	return redis.NewClient(opt), nil
 }
 
-func withoutPassword(text string) string {
-	if u, err := url.Parse(text); err == nil {
-		return u.Redacted()
+// hostOf returns the part of a URL that names its server. The others may have a password, also where they are malformed.
+func hostOf(text string) string {
+	if u, err := url.Parse(text); err == nil && u.Host != "" {
+		return " on " + u.Host
 	}
-	return text
+	return ""
 }
 
 // mutex returns a mutex of that name on one Redis or several.

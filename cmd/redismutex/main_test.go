@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/redismutex/redismutex"
 	"github.com/redismutex/redismutex/internal/redistest"
 )
@@ -43,11 +44,18 @@ type program struct {
 // begin runs the program against a Redis.
 func begin(t *testing.T, redis string, args ...string) *program {
 	t.Helper()
+	return beginAs(t, redis, func(*exec.Cmd) {}, args...)
+}
+
+// beginAs is begin for a program that as has prepared.
+func beginAs(t *testing.T, redis string, as func(*exec.Cmd), args ...string) *program {
+	t.Helper()
 	p := &program{T: t, cmd: exec.Command(os.Args[0], args...), ended: make(chan struct{})}
 	// The race detector would make it sleep for a second before it exits.
 	p.cmd.Env = append(os.Environ(), asProgram+"=1", "REDIS_URL=redis://"+redis, "GORACE=atexit_sleep_ms=0")
 	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.log
 	p.cmd.WaitDelay = time.Second // if a process that should have ended has its output
+	as(p.cmd)
 	if err := p.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -216,7 +224,7 @@ func TestReadersShareTheLock(t *testing.T) {
 func TestBadUsageAndAnUnreachableRedisHaveCodesOfTheirOwn(t *testing.T) {
 	h := newHall(t)
 	for _, args := range []string{"", "x", "run", "run stock", "run stock --", "run --nope stock true", "run -n -w 1s stock true", "run -w -1s stock true",
-		"run --ttl 5s --grace 3s stock true", "run --ttl 1ms --grace 0s stock true", "run --max-hold 0s stock true", "run -E 256 stock true",
+		"run --ttl 5s --grace 3s stock true", "run --grace 2562047h stock true", "run --ttl 1ms --grace 0s stock true", "run --max-hold 0s stock true", "run -E 256 stock true",
 		"run --redis http://x stock true", "run bad}name true", "show", "revoke stock", "revoke stock x", "ls a b"} {
 		h.begin(strings.Fields(args)...).exits(exitUsage, "redismutex: ")
 	}
@@ -402,6 +410,65 @@ func TestListHasTheLocksThatAreHeldAndNothingElse(t *testing.T) {
 	}
 }
 
+// A crowd of readers that has crashed is counted, and none of it is known by its id.
+func TestListOfACrowdThatHasCrashed(t *testing.T) {
+	h := newHall(t)
+	rc := h.server.Client(t)
+	m := h.mutex()
+	reader, err := m.RLockContext(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Unlock()
+	waiter := h.begin("run", "-w", "30s", "stock", "true")
+	h.eventually("it waits", func(s *redismutex.State) bool { return s.Waiting == 1 })
+	var ids []any
+	var leases []redis.Z
+	for i := range 5000 {
+		id := fmt.Sprint("redismutex:crashed/1/x.1:", i)
+		ids, leases = append(ids, id), append(leases, redis.Z{Score: 1, Member: id})
+	}
+	p := rc.TxPipeline()
+	p.SAdd(t.Context(), "stock", ids...)
+	p.ZAdd(t.Context(), "{stock}:lease", leases...)
+	p.SRem(t.Context(), "stock", reader.ID())
+	if _, err := p.Exec(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	l := h.begin("ls")
+	l.exits(0, "")
+	if !strings.Contains(l.out.String(), "stock") {
+		t.Errorf("got %q", &l.out)
+	}
+	_ = waiter.cmd.Process.Signal(syscall.SIGTERM)
+	waiter.code()
+}
+
+func TestNamesDoNotControlTheTerminal(t *testing.T) {
+	h := newHall(t)
+	l, ok := redismutex.NewMutex(h.server.Client(t), "a\tb\n\x1b[31m").TryLock()
+	if !ok {
+		t.Fatal("not granted")
+	}
+	defer l.Unlock()
+	p := h.begin("ls")
+	if p.exits(0, ""); !strings.Contains(p.out.String(), `"a\tb\n\x1b[31m"  held for writing`) {
+		t.Errorf("got %q", &p.out)
+	}
+}
+
+// A command may end before anybody knows that its lock was lost. Its exit code stays, and the loss is reported.
+func TestLossThatIsKnownAtTheEndIsReported(t *testing.T) {
+	h := newHall(t)
+	p := h.begin(append([]string{"run", "--ttl", "1h", "stock"}, h.sh("echo $$ > $D/pid; while [ ! -e $D/go ]; do sleep 0.01; done; exit 7")...)...)
+	h.pid("pid")
+	h.server.Client(t).FlushAll(t.Context())
+	if err := os.WriteFile(filepath.Join(h.dir, "go"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.exits(7, "others may have held the lock")
+}
+
 func TestSeveralMastersAreOneLock(t *testing.T) {
 	t.Parallel()
 	var urls []string
@@ -461,10 +528,74 @@ func TestEveryMasterOfAClusterIsAsked(t *testing.T) {
 
 func TestPasswordIsNotPrinted(t *testing.T) {
 	t.Parallel()
-	p := begin(t, "127.0.0.1:1", "show", "--redis", "redis://user:hidden@host:99999999/x", "stock")
-	if p.exits(exitUsage, ""); strings.Contains(p.log.String(), "hidden") {
-		t.Errorf("got %q", &p.log)
+	for _, url := range []string{"redis://user:hidden@host:99999999/x", "redis://user:hid%zzden@host", "redis://:hid/den@host", "redis://:hid#den@host",
+		"user:hidden@host:1", "redis://host?master_name=x&password=hidden&nope=1"} {
+		p := begin(t, "127.0.0.1:1", "show", "--redis", url, "stock")
+		if p.exits(exitUsage, ""); strings.Contains(p.log.String(), "hid") {
+			t.Errorf("%s: got %q", url, &p.log)
+		}
 	}
+}
+
+// The command is ended in time if what the program prints is read by nobody: a pager that waits, or a pipe that was closed.
+func TestNothingRunsWhenTheLeaseEndsThoughNobodyReadsWhatIsPrinted(t *testing.T) {
+	const ttl = 4 * time.Second
+	for name, prepare := range map[string]func(read, write *os.File) error{
+		"full": func(_, write *os.File) error {
+			_ = write.SetWriteDeadline(time.Now().Add(100 * time.Millisecond))
+			_, err := write.Write(make([]byte, 1<<21))
+			if errors.Is(err, os.ErrDeadlineExceeded) {
+				return nil
+			}
+			return fmt.Errorf("the pipe is not full: %v", err)
+		},
+		"closed": func(read, _ *os.File) error { return read.Close() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHall(t)
+			read, write, err := os.Pipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer read.Close()
+			defer write.Close()
+			if err := prepare(read, write); err != nil {
+				t.Fatal(err)
+			}
+			// The command has a grandchild, which does not end by itself if the program does.
+			p := beginAs(t, h.server.Addr(), func(c *exec.Cmd) { c.Stderr = write },
+				append([]string{"run", "--ttl", ttl.String(), "--grace", "500ms", "stock"},
+					h.sh("exec 2>$D/log; trap '' TERM; (while :; do sleep 0.05; done) & echo $! > $D/pid; while :; do sleep 0.05; done")...)...)
+			pid := h.pid("pid")
+			defer func() { _ = syscall.Kill(pid, syscall.SIGKILL) }()
+			h.server.Freeze()
+			defer h.server.Thaw()
+			frozen := time.Now()
+			for runs(pid) && time.Since(frozen) < ttl+time.Second {
+				time.Sleep(10 * time.Millisecond)
+			}
+			if took := time.Since(frozen); took > ttl {
+				t.Errorf("it ran for %v after Redis was gone, want %v at most", took, ttl)
+			}
+			read.Close()
+			p.code()
+		})
+	}
+}
+
+// A signal that the program was started to ignore, as nohup does with SIGHUP, is ignored by it and by the command.
+func TestNohupHoldsForTheCommand(t *testing.T) {
+	h := newHall(t)
+	p := beginAs(t, h.server.Addr(), func(c *exec.Cmd) {
+		c.Args = append([]string{"sh", "-c", `trap "" HUP; exec "$@"`, "sh"}, c.Args...)
+		c.Path = "/bin/sh"
+	}, append([]string{"run", "stock"}, h.sh("echo $$ > $D/pid; kill -HUP $$; while [ ! -e $D/go ]; do sleep 0.01; done; exit 7")...)...)
+	h.pid("pid")
+	_ = p.cmd.Process.Signal(syscall.SIGHUP)
+	if err := os.WriteFile(filepath.Join(h.dir, "go"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p.exits(7, "")
 }
 
 func TestUsageErrorsNameTheirCode(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"os/signal"
+	"syscall"
 	"time"
 
 	"github.com/redismutex/redismutex"
@@ -44,7 +45,7 @@ func (o *options) check(flags *pflag.FlagSet) error {
 		return usage("run: a time is negative, or --max-hold is 0")
 	case o.heldCode < 0 || o.heldCode > 255:
 		return usage("run: exit code %d, want 0 to 255", o.heldCode)
-	case o.ttl < least:
+	case o.grace > o.ttl, o.ttl < least:
 		// A lock is renewed at half its TTL. SIGTERM is sent if it has not been renewed for 5/8 of it.
 		return usage("run: a TTL of %v leaves no room for a grace of %v: want a TTL of %v at least", o.ttl, o.grace, least.Round(time.Millisecond))
 	}
@@ -62,6 +63,7 @@ type runner struct {
 	mutex   *redismutex.RWMutex
 	signals chan os.Signal
 	log     io.Writer
+	lost    error // why the command was ended
 }
 
 // runCommand acquires the lock, runs the command, and releases the lock when the command has ended.
@@ -83,6 +85,9 @@ func runCommand(ctx context.Context, flags *pflag.FlagSet, o *options, _, log io
 	if o.quiet {
 		log = io.Discard
 	}
+	p := newPrinter(log)
+	defer p.flush()
+	log = p
 	redismutex.SetLog(func(format string, v ...any) { fmt.Fprintf(log, format+"\n", v...) })
 	opt := []redismutex.MutexOption{redismutex.WithTTL(o.ttl), redismutex.WithTurn(0)}
 	if o.maxHold > 0 {
@@ -90,7 +95,12 @@ func runCommand(ctx context.Context, flags *pflag.FlagSet, o *options, _, log io
 	}
 	r := &runner{options: o, name: flags.Arg(0), argv: argv, log: log, signals: make(chan os.Signal, 16)}
 	r.mutex = mutex(clients, r.name, opt...)
-	signal.Notify(r.signals, forwarded...)
+	for _, s := range forwarded {
+		if !signal.Ignored(s) { // what nohup ignores stays ignored, by the command as well
+			signal.Notify(r.signals, s)
+		}
+	}
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE) // a line that nobody reads must not end the program while the command runs
 	err = r.run(ctx)
 	var e exitError
 	if o.quiet && errors.As(err, &e) && e.code != exitUsage {
@@ -210,28 +220,27 @@ func has(s *redismutex.State, process string) bool {
 
 // supervise waits for the command to end, passes signals on, and ends the command before the lock is another's.
 func (r *runner) supervise(lock *redismutex.Lock, c *child) error {
-	var lost error
 	var kill <-chan time.Time
 	end := func(why error) {
-		if lost != nil {
+		if r.lost != nil {
 			return
 		}
-		lost = why
+		r.lost = why
 		at := time.Until(lock.Until()) - margin
 		kill = time.After(min(r.grace, at))
-		fmt.Fprintf(r.log, "redismutex: %s; ending the command\n", text(why))
 		c.terminate()
+		fmt.Fprintf(r.log, "redismutex: %s; ending the command\n", text(why))
 	}
 	done := lock.Done()
 	for {
 		renewed := time.After(time.Until(lock.Until()) - r.grace - margin)
-		if lost != nil {
+		if r.lost != nil {
 			renewed, done = nil, nil
 		}
 		select {
 		case <-c.ended:
 			c.killRest(min(r.grace, time.Until(lock.Until())-margin))
-			if lost != nil {
+			if r.lost != nil {
 				return exitError{exitLost, fmt.Errorf("%q was lost, and the command was ended", r.name)}
 			}
 			return c.exit()
@@ -259,7 +268,9 @@ func (r *runner) release(lock *redismutex.Lock) {
 	switch {
 	case err == nil:
 	case errors.Is(err, redismutex.ErrLockLost), errors.Is(err, redismutex.ErrRevoked), errors.Is(err, redismutex.ErrMaxHold):
-		r.say("%s", text(err))
+		if r.lost == nil { // the command has ended before anybody knew
+			fmt.Fprintf(r.log, "redismutex: %s; the command has ended, and others may have held the lock while it ran\n", text(err))
+		}
 	case time.Until(lock.Until()) > 0:
 		fmt.Fprintf(r.log, "redismutex: %s; the lock is free when its lease ends, in %v\n", text(err), time.Until(lock.Until()).Round(time.Second/10))
 	}

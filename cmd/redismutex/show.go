@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"text/tabwriter"
 
@@ -104,15 +106,23 @@ func list(ctx context.Context, flags *pflag.FlagSet, o *options, out, _ io.Write
 	fmt.Fprintln(t, "name\tstate\tby\twaiting")
 	for _, s := range states {
 		by := ""
-		if s.Holding > 0 {
+		if len(s.Holders) > 0 { // of many readers none may be known by name
 			by = s.Holders[0].Process
 		}
 		if s.Holding > 1 {
 			by += fmt.Sprintf(" and %d more", s.Holding-1)
 		}
-		fmt.Fprintf(t, "%s\t%v\t%s\t%d\n", s.Key, s.Mode, by, s.Waiting)
+		fmt.Fprintf(t, "%s\t%v\t%s\t%d\n", printable(s.Key), s.Mode, printable(by), s.Waiting)
 	}
 	return t.Flush()
+}
+
+// printable quotes a text that would not stay in its cell, or would control the terminal.
+func printable(s string) string {
+	if q := strconv.Quote(s); strings.TrimSpace(s) != s || q != `"`+s+`"` {
+		return q
+	}
+	return s
 }
 
 // findLocks returns the names that match a pattern and may be those of locks, in order. The key of a held lock has its name,
