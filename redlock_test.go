@@ -342,6 +342,27 @@ func TestMajorityThatFailsIsAnErrorOfRedis(t *testing.T) {
 	}
 }
 
+// Promise 10: a node that has not answered is marked down before anything else is asked of it. Else the error would wait for
+// that call, too.
+func TestSilentNodeIsNotAskedAgainAtOnce(t *testing.T) {
+	onNodes(t, 5, func(ns *nodes) {
+		asked := &counter{}
+		m := NewRedlock(ns.process(func(i int, rc *redis.Client) {
+			if i == 0 {
+				rc.AddHook(asked)
+			}
+		}), "x")
+		ns.links[0].Hole(true, true)
+		l := ns.lock(m, true)
+		redistest.Elapse(DefaultTTL / 20 * 3 / 2)
+		if n, _ := asked.reset(); n != 2 {
+			ns.Errorf("%d commands within a node time-out and a half, want an acquire and its release", n)
+		}
+		heal(ns.links[0])
+		ns.unlock(l)
+	})
+}
+
 // Promise 10: no error is of two kinds, except the one that errors.go names.
 func TestErrorOfTheNodesIsOfOneKind(t *testing.T) {
 	const ok, refuses, fails, bars = 0, 1, 2, 3

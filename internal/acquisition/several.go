@@ -286,7 +286,7 @@ func (s *severalNodes) onAsk(p *part) {
 
 func (s *severalNodes) onTimeout(p *part) {
 	var n news
-	timedOut, sent, asked := false, clock.Instant(p.sent.Load()), p.Until().Add(-s.Config.Timeout)
+	wentDown, sent, asked := false, clock.Instant(p.sent.Load()), p.Until().Add(-s.Config.Timeout)
 	if sent != clock.Always {
 		asked = sent
 	}
@@ -297,7 +297,9 @@ func (s *severalNodes) onTimeout(p *part) {
 			p.node.Renewer.Wake(&p.Lease, overdue)
 			break
 		}
-		p.asking, p.Tombstone, timedOut = false, true, true
+		p.asking, p.Tombstone = false, true
+		// Before p fails: what takes its place must not ask the node again and be waited for.
+		wentDown = s.markSilent(p, asked)
 		if p.active() {
 			n = p.fail(s.noAnswer())
 		} else {
@@ -311,8 +313,8 @@ func (s *severalNodes) onTimeout(p *part) {
 		p.acquireLater()
 	}
 	s.mu.Unlock()
-	if timedOut {
-		s.onNoAnswer(p, asked)
+	if wentDown {
+		s.tellDown(p, s.noAnswer())
 	}
 	n.tell()
 }
@@ -332,18 +334,21 @@ func (s *severalNodes) onAnswer(p *part, sent clock.Instant, rank int64, err err
 		err == node.ErrInterrupted:
 	case lockerr.Has(err, lockerr.Deadline) && p.node.Health.HeardSince(sent): // the call may have waited in the client
 	case p.node.Health.MarkDown(err):
-		c.Log.Error(s.Keys.Name(), "a node is down; it is tried again in the background", s.onNode(p, err))
-		if c.Trace != nil {
-			c.Trace.NodeDown(p.nodeName(), err)
-		}
+		s.tellDown(p, err)
 	}
 }
 
-// onNoAnswer notes that a call that was sent at that instant was not answered within the node time-out. The node is down
-// if it has answered no other call since.
-func (s *severalNodes) onNoAnswer(p *part, sent clock.Instant) {
-	if !p.node.Health.HeardSince(sent) {
-		s.onAnswer(p, clock.Now(), 0, s.noAnswer())
+// markSilent notes that a call that was sent at that instant was not answered within the node time-out, and reports whether
+// the node went down with that: it has answered no other call since.
+func (s *severalNodes) markSilent(p *part, sent clock.Instant) bool {
+	return !p.node.Health.HeardSince(sent) && p.node.Health.MarkDown(s.noAnswer())
+}
+
+// tellDown tells the log and the trace that the node of p went down. It is called without the mutex.
+func (s *severalNodes) tellDown(p *part, why error) {
+	s.Config.Log.Error(s.Keys.Name(), "a node is down; it is tried again in the background", s.onNode(p, why))
+	if s.Config.Trace != nil {
+		s.Config.Trace.NodeDown(p.nodeName(), why)
 	}
 }
 
@@ -476,7 +481,9 @@ func (s *severalNodes) collect(ctx context.Context, t *tally, open map[*part]boo
 					continue
 				}
 				delete(open, p)
-				s.onNoAnswer(p, max(asked, sent))
+				if s.markSilent(p, max(asked, sent)) {
+					s.tellDown(p, s.noAnswer())
+				}
 				t.add(vote{part: p, err: s.noAnswer()})
 			}
 			timeout.Reset(time.Duration(next - clock.Now()))
