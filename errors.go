@@ -18,7 +18,7 @@ var (
 	ErrRevoked = lockerr.ErrRevoked
 
 	// ErrMaxHold is returned when a lock was held for longer than [WithMaxHold] allows. It is renewed no more, and others may
-	// hold it when its lease has ended.
+	// hold it when its lease has ended. A call that locks within it is refused with the same error.
 	ErrMaxHold = lockerr.ErrMaxHold
 
 	// ErrNoSuchID is returned by [RWMutex.Revoke] when the id neither holds the lock nor waits for it.

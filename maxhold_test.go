@@ -234,16 +234,53 @@ func TestQueueGoesOnAfterAnOverdueLock(t *testing.T) {
 	})
 }
 
-// A lock that code cleans up under is not granted within an overdue one: it would be overdue as well.
-func TestNothingIsNestedInAnOverdueLock(t *testing.T) {
-	inBubble(t, func(w *world) {
-		m := NewMutex(w.client(nil), "x", WithMaxHold(maxHold))
-		l := w.lock(m, true)
-		<-l.Done()
-		_, err := m.TryLockContext(context.WithoutCancel(l))
-		w.matches(err, ErrLock)
-		redistest.Elapse(DefaultTTL)
-		w.unlock(w.nested(context.WithoutCancel(l), m, true))
+// Whoever locks within an overdue lock would wait for it: for its lease, or for ever if it is nested in one that goes on.
+func TestNothingWaitsForTheOverdueLockItIsNestedIn(t *testing.T) {
+	onOneAndFive(t, func(ns *nodes) {
+		for _, turn := range []MutexOption{WithTurn(DefaultTurn), WithTurn(0)} {
+			clients, owner := ns.process(), WithOwner("me")
+			m, free := NewRedlock(clients, "x", turn, WithMaxHold(maxHold)), NewRedlock(clients, "x", turn)
+			refused := func(ctx context.Context, opt ...LockOption) {
+				ns.Helper()
+				start := time.Now()
+				for _, lock := range []func(context.Context, ...LockOption) (*Lock, error){m.LockContext, m.RLockContext, free.TryLockContext} {
+					_, err := lock(ctx, opt...)
+					ns.matches(err, ErrMaxHold)
+				}
+				if took := time.Since(start); took > 0 {
+					ns.Errorf("it took %v", took)
+				}
+			}
+			overdue := func(l *Lock) {
+				ns.Helper()
+				<-l.Done()
+				synctest.Wait()
+				refused(context.WithoutCancel(l))
+				refused(context.WithoutCancel(l), WithOwner("another"))
+				refused(ns.Context(), owner)
+			}
+			for _, end := range []func(*Lock){
+				func(*Lock) { redistest.Elapse(DefaultTTL) },
+				func(l *Lock) { ns.matches(l.UnlockContext(ns.Context()), ErrMaxHold) },
+			} {
+				l := ns.nested(ns.Context(), m, true, owner)
+				overdue(l)
+				end(l)
+				ns.unlock(ns.nested(context.WithoutCancel(l), m, true))
+				ns.unlock(ns.nested(ns.Context(), m, true, owner))
+			}
+
+			outer := ns.nested(ns.Context(), free, true, owner)
+			inner := ns.nested(ns.Context(), m, true, owner)
+			<-inner.Done()
+			synctest.Wait()
+			refused(context.WithoutCancel(inner))
+			ns.unlock(ns.nested(ns.Context(), free, true, owner))                 // in the outer one,
+			ns.unlock(ns.nested(context.WithoutCancel(inner), free, true, owner)) // also from here
+			ns.matches(inner.UnlockContext(ns.Context()), ErrMaxHold)
+			ns.unlock(outer)
+		}
+		ns.noOwners()
 	})
 }
 

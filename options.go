@@ -110,7 +110,8 @@ func WithTurn(d time.Duration) MutexOption {
 
 // WithMaxHold bounds how long a lock is held. When d is over, its context ends with [ErrMaxHold], and that is logged. It is
 // renewed no more, so others are granted the lock when it is unlocked, or a TTL later at the latest if the holder never unlocks
-// it. Locks that are nested in it end with it: d counts from the grant of the outermost lock. Readers that share an acquisition
+// it. Locks that are nested in it end with it: d counts from the grant of the outermost lock. Until it is unlocked, or its lease
+// has ended, a call that locks within it fails with ErrMaxHold. Readers that share an acquisition
 // (see [WithTurn]) are bounded one by one, and it is renewed while one of them is in time. A d that is not positive is refused
 // with [ErrInvalid]. The default is no bound.
 func WithMaxHold(d time.Duration) MutexOption {

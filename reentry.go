@@ -2,6 +2,7 @@ package redismutex
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 
@@ -52,25 +53,42 @@ func Held(ctx context.Context, key string) error {
 type lockKey struct{}
 
 // newLock makes a lock for r that is not open yet: nested in outer, a lock that the context or the owner of r has on that
-// key, or with an acquisition of its own if there is none.
-func (m *RWMutex) newLock(r request) (l *Lock, outer *core, o *owner) {
-	outer = m.outerOf(r)
+// key, or with an acquisition of its own if there is none. The error is that of an overdue one, if no other lock admits r.
+func (m *RWMutex) newLock(r request) (l *Lock, outer *core, o *owner, err error) {
+	outer, err = m.outerOf(r)
 	if r.owner != "" {
-		return m.newOwnedLock(r, outer)
+		return m.newOwnedLock(r, outer, err)
 	}
-	return m.nestedLock(r, outer), outer, nil
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	return m.nestedLock(r, outer), outer, nil, nil
 }
 
-// outerOf returns the innermost lock on the key of r that its context descends from and that admits nested locks, or nil.
-func (m *RWMutex) outerOf(r request) *core {
+// outerOf returns the innermost lock on the key of r that its context descends from and that admits nested locks, or nil. The
+// error tells that there is none, but one that is overdue.
+func (m *RWMutex) outerOf(r request) (outer *core, overdue error) {
 	l, ok := FromContext(r.ctx)
 	for ; ok; l, ok = FromContext(l.ctx) {
-		if l.isOn(m, r) && l.grant.Admits((*weakUser)(l.core)) {
-			return l.core
+		switch err := m.admits(l.core, r); {
+		case err == nil:
+			return l.core, nil
+		case errors.Is(err, ErrMaxHold):
+			overdue = err
 		}
 	}
-	return nil
+	return nil, overdue
 }
+
+// admits returns nil if r can be nested in c, or an error that matches ErrMaxHold if it would wait for c, which is overdue.
+func (m *RWMutex) admits(c *core, r request) error {
+	if c.grant.Keys().Name() != r.keys.Name() || !c.grant.Config().SameNodes(&m.config) {
+		return errOtherLock
+	}
+	return c.grant.Admits((*weakUser)(c))
+}
+
+var errOtherLock = errors.New("a lock on another key, or on other nodes")
 
 // nestedLock returns a lock that is nested in outer. If that is nil, it stands by itself: in Redis, if the order is strict
 // or it has an owner, else in the queue of its key.
@@ -82,11 +100,6 @@ func (m *RWMutex) nestedLock(r request, outer *core) *Lock {
 		return &Lock{core: &core{grant: localqueue.Strict(&m.config, r.keys, r.write, r.try)}}
 	}
 	return &Lock{core: &core{}}
-}
-
-// isOn reports whether c is a lock on the key of r, on the nodes of m.
-func (c *core) isOn(m *RWMutex, r request) bool {
-	return c.grant.Keys().Name() == r.keys.Name() && c.grant.Config().SameNodes(&m.config)
 }
 
 // An owner has the locks for which this process asked in the name that [WithOwner] gave, on one key.
@@ -104,28 +117,38 @@ var owners struct {
 	m map[ownerName]*owner
 }
 
-// newOwnedLock is newLock for an owner: outer may also be a lock that the owner has. The lock is one of the owner's from
-// here on: if another call of the owner is granted first, that one supersedes it, since the owner would wait for itself.
-func (m *RWMutex) newOwnedLock(r request, outer *core) (l *Lock, in *core, o *owner) {
+// newOwnedLock is newLock for an owner: outer, and the overdue lock, may also be those of the owner. The lock is one of the
+// owner's from here on: if another call of the owner is granted first, that one supersedes it, since the owner would wait for
+// itself.
+func (m *RWMutex) newOwnedLock(r request, outer *core, overdue error) (l *Lock, in *core, o *owner, err error) {
 	owners.Lock()
 	defer owners.Unlock()
 	name := ownerName{r.keys.Name(), r.owner}
 	o = owners.m[name]
 	if o == nil {
 		o = &owner{name, map[*core]struct{}{}}
-		if owners.m == nil {
-			owners.m = map[ownerName]*owner{}
-		}
-		owners.m[name] = o
 	}
 	for other := range o.locks {
-		if outer == nil && other.isOn(m, r) && other.grant.Admits((*weakUser)(other)) {
-			outer = other
+		if outer != nil {
+			break
 		}
+		switch err := m.admits(other, r); {
+		case err == nil:
+			outer = other
+		case errors.Is(err, ErrMaxHold):
+			overdue = err
+		}
+	}
+	if outer == nil && overdue != nil {
+		return nil, nil, nil, overdue
 	}
 	l = m.nestedLock(r, outer)
 	o.locks[l.core] = struct{}{}
-	return l, outer, o
+	if owners.m == nil {
+		owners.m = map[ownerName]*owner{}
+	}
+	owners.m[name] = o
+	return l, outer, o, nil
 }
 
 // granted ends the other waits of o for the key that it has now with l: they would wait for l.
@@ -142,10 +165,12 @@ func (o *owner) granted(l *Lock) {
 	}
 }
 
-// dropping returns cancel for c, a lock of o, which is none any more when its context is done.
+// dropping returns cancel for c, a lock of o, which is none any more when it has ended; an overdue one is still held.
 func (o *owner) dropping(c *core, cancel context.CancelCauseFunc) context.CancelCauseFunc {
 	return func(cause error) {
-		defer o.drop(c) // also if the parent context panics
+		if cause != ErrMaxHold {
+			defer o.drop(c) // also if the parent context panics
+		}
 		cancel(cause)
 	}
 }

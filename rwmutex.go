@@ -138,9 +138,11 @@ func (m *RWMutex) TryRLock(opt ...LockOption) (*Lock, bool) {
 // the same clients, the new lock is nested in that one. It is granted at once, whoever waits, without a call to Redis, and
 // has the ID and the token of the outer lock. It has a context and an Unlock of its own; the lock is released in Redis
 // with the last Unlock. A loss ends all of them. A write lock admits nested read and write locks. A read lock admits
-// nested read locks only; a nested write lock fails with [ErrUpgrade]. The same holds for every call that locks.
+// nested read locks only; a nested write lock fails with [ErrUpgrade]. Within a lock that has been held for too long
+// ([WithMaxHold]) and not been unlocked the call fails with [ErrMaxHold]: it would wait for that lock. The same holds for every
+// call that locks.
 //
-// The error matches ctx's error and its cause, or one of [ErrUpgrade], [ErrRevoked], [ErrRedis], [ErrNotLock] and
+// The error matches ctx's error and its cause, or one of [ErrUpgrade], [ErrMaxHold], [ErrRevoked], [ErrRedis], [ErrNotLock] and
 // [ErrInvalid]. An error of Redis at the first attempt is returned at once. A waiter that is in the queue outlives such
 // errors: they are logged, and it waits on until ctx ends. [WithWait] bounds the wait without bounding the lock.
 func (m *RWMutex) LockContext(ctx context.Context, opt ...LockOption) (*Lock, error) {
@@ -292,9 +294,12 @@ func (m *RWMutex) isOwn(err error) bool {
 // acquire is lock for a request that has been checked.
 func (m *RWMutex) acquire(r request) (*Lock, error) {
 	for {
-		l, outer, o := m.newLock(r)
+		l, outer, o, err := m.newLock(r)
+		if err != nil {
+			return nil, err
+		}
 		r.call.onAttempt(outer != nil)
-		err := l.open(m, r, outer, o)
+		err = l.open(m, r, outer, o)
 		if err == nil {
 			return l, nil
 		}

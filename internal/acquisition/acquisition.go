@@ -252,7 +252,7 @@ func (a *Acquisition) Join(u, outer User, write bool) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	switch {
-	case a.state != held, outer != nil && !a.admits(outer):
+	case a.state != held, outer != nil && a.admits(outer) != nil:
 		return ErrRetry
 	case write && !a.write:
 		return lockerr.Upgrade(a.Keys.Name())
@@ -261,22 +261,29 @@ func (a *Acquisition) Join(u, outer User, write bool) error {
 	return nil
 }
 
-// Admits reports whether another lock can be nested in u: it has been neither unlocked nor lost. Its parent context may
-// have ended, since code that cleans up is still protected.
-func (a *Acquisition) Admits(u User) bool {
+// Admits returns nil if another lock can be nested in u: it has been neither unlocked nor lost. Its parent context may have
+// ended, since code that cleans up is still protected. The error matches ErrMaxHold if u is overdue, so that another lock would
+// wait until it is unlocked or its lease ends, and else it is ErrRetry.
+func (a *Acquisition) Admits(u User) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.admits(u)
 }
 
-func (a *Acquisition) admits(u User) bool {
+func (a *Acquisition) admits(u User) error {
 	if a.state == held && a.Until() <= clock.Now() {
 		// A renewal under way must not bring it back: the caller is going to wait for the lock, and it may be the
 		// caller's own.
 		n := a.lose(node.ErrExpired)
 		go n.tell() // it calls foreign code, and the caller may hold a mutex
 	}
-	return a.state == held && a.users.has(u) && !a.users.isOverdue(u)
+	switch {
+	case a.state != held || !a.users.has(u):
+		return ErrRetry
+	case a.users.isOverdue(u):
+		return fmt.Errorf("%w: %q: unlock it before it is locked again", lockerr.ErrMaxHold, a.Keys.Name())
+	}
+	return nil
 }
 
 // Usable returns nil, or an error that matches ErrUnlocked, ErrLockLost, ErrRevoked or ErrMaxHold if u has ended. If the lease

@@ -92,8 +92,9 @@ func (g *Grant) Cause() error { return g.turn.acq.Cause() }
 // Supersede ends the wait of g, which Strict has returned.
 func (g *Grant) Supersede() { g.turn.acq.Supersede() }
 
-// Admits reports whether another lock can be nested in u, a lock of g.
-func (g *Grant) Admits(u acquisition.User) bool { return g.turn.acq.Admits(u) }
+// Admits returns nil if another lock can be nested in u, a lock of g. The error matches ErrMaxHold if u is overdue, and is
+// [acquisition.ErrRetry] if it has ended.
+func (g *Grant) Admits(u acquisition.User) error { return g.turn.acq.Admits(u) }
 
 // Overdue ends the turn of u, a lock of g that has been held for as long as it may be, and renews it no more. It reports
 // whether u was still held.

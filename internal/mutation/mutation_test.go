@@ -118,6 +118,7 @@ var mutants = []mutant{
 	// Several nodes.
 	{"half of the nodes are a quorum", "internal/quorum/quorum.go", "return n/2 + 1", "return max(1, n/2)", sim},
 	{"no waiter makes way for a lower rank", "internal/acquisition/part.go", "if r.Preceded && a.state == pending && !a.hasMajority() {", "if false {", scenario("TestSplitVotesAreResolvedByRank")},
+	{"a node that has not answered is asked again at once", "internal/acquisition/several.go", "		wentDown = s.markSilent(p, asked)\n", "", scenario("TestSilentNodeIsNotAskedAgainAtOnce")},
 	{"a majority with a gap counts", "internal/acquisition/part.go", "case a.state == held && counted && (a.users.allOverdue() || !a.nodes.heldSince(from)):",
 		"case a.state == held && counted && !a.hasMajority():", scenario("TestLockIsLostWhenAMajorityForgetsIt")},
 
@@ -147,7 +148,7 @@ var mutants = []mutant{
 	{"Held trusts a lease that is over", "reentry.go", "		err := l.usable()\n		if err == nil {\n			return nil\n", "		err := context.Cause(l.ctx)\n		if err == nil {\n			return nil\n", scenario("TestHeldKnowsTheTimeBeforeTheTimers")},
 	{"waiters of another Redis are counted", "internal/localqueue/queue.go", "n.key == key && n.kind.Value().IsOn(mailbox)", "n.key == key", checker{"./redismutextest", "^TestWaitersOfAnotherRedisAreNotCounted$", nil}},
 	{"the method of a context is called under the mutex", "reentry.go", "	defer owners.Unlock()\n	name := ",
-		"	defer owners.Unlock()\n	outer = m.outerOf(r)\n	name := ", scenario("TestForeignCodeMayCallTheLibrary/contexts")},
+		"	defer owners.Unlock()\n	outer, overdue = m.outerOf(r)\n	name := ", scenario("TestForeignCodeMayCallTheLibrary/contexts")},
 	{"the text of an error is read under the mutex", "internal/lockerr/lockerr.go", "c := caused{ErrRedis, readOnce(cause), 0}", "c := caused{ErrRedis, cause, 0}", scenario("TestErrorsOfTheClientMayCallTheLibrary")},
 	{"the first unlock releases the acquisition", "internal/acquisition/shared.go", "	case !a.users.none():\n", "	case false:\n", sim},
 
@@ -214,6 +215,8 @@ var mutants = []mutant{
 	{"an overdue reader ends the others", "internal/acquisition/users.go", "		if !u.overdue {\n			return false", "		if !u.overdue {\n			return true", scenario("TestOverdueReaderEndsItsTurnAndNotTheOthers")},
 	{"a node that has ended an overdue lock first is acquired again", "internal/acquisition/part.go", "(a.users.allOverdue() || !a.nodes.heldSince(from))", "!a.nodes.heldSince(from)", scenario("TestLockThatIsHeldForTooLongEnds")},
 	{"a nested lock counts from its own grant", "lock.go", "		l.since = outer.since\n", "		l.since = clock.Now()\n", scenario("TestNestedLocksCountFromTheOutermost")},
+	{"a call waits for the overdue lock that it is nested in", "internal/acquisition/acquisition.go", "	case a.users.isOverdue(u):\n		return fmt", "	case a.users.isOverdue(u):\n		return ErrRetry\n		return fmt", scenario("TestNothingWaitsForTheOverdueLockItIsNestedIn")},
+	{"an overdue lock is its owner's no more", "reentry.go", "		if cause != ErrMaxHold {\n			defer", "		if true {\n			defer", scenario("TestNothingWaitsForTheOverdueLockItIsNestedIn")},
 	{"a lock that is unlocked is kept until its time would be over", "maxhold.go", "		b.timer.Stop()\n", "", scenario("TestUnlockedLockIsNotKept")},
 	{"a holder leaves after the next one is granted", "internal/localqueue/grant.go", "	if err := t.acq.Remove(u); err != nil { //", "	if g.locks == 1 {\n		g.end()\n		q.serve(clock.Now())\n	}\n	if err := t.acq.Remove(u); err != nil { //", checker{"./internal/localqueue", "^TestHolderHasLeftBeforeTheNextIsGranted$", nil}},
 	{"a release goes behind the acquire for another node", "internal/acquisition/shared.go", "a.parts[slices.Index(a.Config.Nodes, n)]", "a.parts[len(a.parts)-1-slices.Index(a.Config.Nodes, n)]", scenario("TestQueueIsSharedWhateverTheOrderOfTheNodes")},
