@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"reflect"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -247,7 +246,7 @@ func (m *RWMutex) lock(r request, opt []LockOption) (*Lock, error) {
 const lastTry = 100 * time.Millisecond
 
 // lockWithin acquires the lock within the time for which r may wait. When that is over it tries once more, and so learns who is
-// in the way. It tries again while that is a request of this client: that of the wait may be on its way still.
+// in the way. It tries again while that is the request of the wait itself, which may be on its way still.
 func (m *RWMutex) lockWithin(r request) (*Lock, error) {
 	within := func(d time.Duration) (l *Lock, over bool, err error) {
 		until, cancel := context.WithTimeout(r.ctx, d)
@@ -271,24 +270,22 @@ func (m *RWMutex) lockWithin(r request) (*Lock, error) {
 		switch {
 		case over:
 			return nil, refused
-		case !m.isOwn(err) || time.Until(end) <= 0:
+		case !m.isGivenUp(err):
 			return l, err
 		}
 		refused = err
 		select {
-		case <-time.After(lastTry / 20):
+		case <-time.After(min(lastTry/20, time.Until(end))):
 		case <-r.ctx.Done():
 			return nil, lockerr.Ended(r.ctx, r.keys.Name())
 		}
 	}
 }
 
-// isOwn reports whether a try was refused because of a request of this client.
-func (m *RWMutex) isOwn(err error) bool {
+// isGivenUp reports whether a try was refused because of a request that this process has given up.
+func (m *RWMutex) isGivenUp(err error) bool {
 	var held *HeldError
-	return errors.As(err, &held) && slices.ContainsFunc(m.config.Nodes, func(n *node.Node) bool {
-		return strings.HasPrefix(held.Holder, n.Mailbox.Name()+":")
-	})
+	return errors.As(err, &held) && slices.ContainsFunc(m.config.Nodes, func(n *node.Node) bool { return n.HasGivenUp(held.Holder) })
 }
 
 // acquire is lock for a request that has been checked.

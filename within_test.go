@@ -41,6 +41,29 @@ func TestWaitThatRanOutNamesWhoIsInTheWay(t *testing.T) {
 	}
 }
 
+// It takes no longer because the holder is of the same process, and so has the same client.
+func TestWaitBehindTheOwnProcessEndsInTime(t *testing.T) {
+	onOneAndFive(t, func(ns *nodes) {
+		clients := ns.process()
+		m, other := NewRedlock(clients, "x"), NewRedlock(clients, "x", WithTTL(2*DefaultTTL))
+		for _, opt := range [][]LockOption{nil, {WithOwner("me")}} {
+			l := ns.nested(ns.Context(), m, true, opt...)
+			for _, wait := range []time.Duration{time.Second, 3 * DefaultTTL} {
+				start := time.Now()
+				_, err := other.LockContext(ns.Context(), WithWait(wait), WithOwner("another"))
+				if took := time.Since(start); took != wait {
+					ns.Errorf("a wait of %v took %v", wait, took)
+				}
+				var held *HeldError
+				if ns.matches(err, ErrLock); !errors.As(err, &held) || node.AcquisitionOf(held.Holder) != node.AcquisitionOf(l.ID()) {
+					ns.Errorf("want the holder %q, got: %v", l.ID(), err)
+				}
+			}
+			ns.unlock(l)
+		}
+	})
+}
+
 // What is acquired in time is a lock like any other: only its context's parent bounds it.
 func TestWaitBoundsTheWaitAndNotTheLock(t *testing.T) {
 	inBubble(t, func(w *world) {

@@ -1,10 +1,6 @@
 package node
 
-import (
-	"container/heap"
-	"iter"
-	"slices"
-)
+import "container/heap"
 
 // An agenda is the leases of a node for which something is to be done, in two heaps:
 //
@@ -42,15 +38,16 @@ func (a *agenda) drop(l *Lease) {
 // fix moves l to where it belongs now.
 func (a *agenda) fix(l *Lease) { heap.Fix(a.heapOf(l), int(l.place-1)) }
 
-// all yields every lease.
-func (a *agenda) all() iter.Seq[*Lease] {
-	return func(yield func(*Lease) bool) {
-		for _, l := range slices.Concat(a.later.heapOfLeases, a.ready.heapOfLeases) {
-			if !yield(l) {
-				return
+// active returns the lease of the id with that number if it waits or holds, or nil.
+func (a *agenda) active(number uint64) *Lease {
+	for _, leases := range []heapOfLeases{a.later.heapOfLeases, a.ready.heapOfLeases} {
+		for _, l := range leases {
+			if l.number == number && l.task != release && l.task != wake {
+				return l
 			}
 		}
 	}
+	return nil
 }
 
 func (a *agenda) heapOf(l *Lease) heap.Interface {

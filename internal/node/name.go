@@ -107,6 +107,14 @@ func AcquisitionOf(id string) string {
 	return process + ":" + n[:len(n)-len("000")]
 }
 
+// HasGivenUp reports whether id is one that this client has asked with, and that neither waits nor holds for this process: its
+// release is on its way, or its acquire, which nobody waits for any more.
+func (n *Node) HasGivenUp(id string) bool {
+	mailbox, of := cut(id, ':')
+	number, err := strconv.ParseUint(of, 10, 64)
+	return err == nil && mailbox == n.Mailbox.Name() && !n.Renewer.keeps(number)
+}
+
 func cut(s string, last byte) (before, after string) {
 	i := strings.LastIndexByte(s, last)
 	if i < 0 {

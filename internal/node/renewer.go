@@ -334,13 +334,17 @@ func (b *backlog) log() {
 func (rn *Renewer) onRevoked(number uint64) {
 	rn.mu.Lock()
 	defer rn.mu.Unlock()
-	for l := range rn.leases.all() {
-		if l.number == number && l.task != release && l.task != wake {
-			rn.leases.drop(l)
-			go l.owner.OnExpired(lockerr.ErrRevoked) // it calls foreign code
-			return
-		}
+	if l := rn.leases.active(number); l != nil {
+		rn.leases.drop(l)
+		go l.owner.OnExpired(lockerr.ErrRevoked) // it calls foreign code
 	}
+}
+
+// keeps reports whether the id of that number waits or holds, as far as is known.
+func (rn *Renewer) keeps(number uint64) bool {
+	rn.mu.Lock()
+	defer rn.mu.Unlock()
+	return rn.leases.active(number) != nil
 }
 
 // call renews or releases leases.

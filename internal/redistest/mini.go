@@ -3,8 +3,10 @@ package redistest
 import (
 	"context"
 	"net"
+	"runtime"
 	"strconv"
 	"testing"
+	"testing/synctest"
 
 	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
@@ -46,8 +48,28 @@ func MiniClient(tb Cleaner, m *miniredis.Miniredis, mutate ...func(*redis.Option
 		f(opt)
 	}
 	rc := redis.NewClient(opt)
-	tb.Cleanup(func() { rc.Close() })
+	tb.Cleanup(func() {
+		rc.Close()
+		if InBubble() {
+			synctest.Wait()
+			forgetTimers(rc)
+		}
+	})
 	return rc
+}
+
+// forgetTimers empties the pool in which go-redis keeps the timers of calls that have waited for a connection. A timer of one
+// bubble that is used in another one ends the process.
+func forgetTimers(rc *redis.Client) {
+	stats := rc.PoolStats()
+	waits := stats.WaitCount + stats.Timeouts
+	if pipelines := stats.PipelineStats; pipelines != nil {
+		waits += pipelines.WaitCount + pipelines.Timeouts
+	}
+	if waits > 0 {
+		runtime.GC() // a sync.Pool keeps its values for one collection more
+		runtime.GC()
+	}
 }
 
 // MiniDial returns a function that connects to m in memory, for any address.
