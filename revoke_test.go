@@ -316,6 +316,26 @@ func TestRevokeTakesNoTombstone(t *testing.T) {
 	})
 }
 
+// Downgrade renews the lease, and so puts off the next renewal: the holder listens for that much longer.
+func TestHolderListensAfterDowngrades(t *testing.T) {
+	inBubble(t, func(w *world) {
+		l := w.lock(NewMutex(w.client(nil), "x", WithTTL(time.Minute)), true)
+		redistest.Elapse(31 * time.Second) // it has been renewed
+		for range 3 {
+			redistest.Elapse(25 * time.Second)
+			w.downgrade(l)
+		}
+		redistest.Elapse(20 * time.Second)
+		start := time.Now()
+		w.revoke(NewMutex(w.client(nil), "x"), l.ID())
+		<-l.Done()
+		if took := time.Since(start); took != 0 {
+			w.Errorf("it learned of it after %v", took)
+		}
+		w.revoked(l)
+	})
+}
+
 // A holder listens for as long as its TTL after each renewal, whatever others do.
 func TestHolderWithALongTTLListensAfterOneWithAShortOne(t *testing.T) {
 	inBubble(t, func(w *world) {

@@ -215,6 +215,8 @@ var mutants = []mutant{
 	{"an overdue reader ends the others", "internal/acquisition/users.go", "		if !u.overdue {\n			return false", "		if !u.overdue {\n			return true", scenario("TestOverdueReaderEndsItsTurnAndNotTheOthers")},
 	{"a node that has ended an overdue lock first is acquired again", "internal/acquisition/part.go", "(a.users.allOverdue() || !a.nodes.heldSince(from))", "!a.nodes.heldSince(from)", scenario("TestLockThatIsHeldForTooLongEnds")},
 	{"a nested lock counts from its own grant", "lock.go", "		l.since = outer.since\n", "		l.since = clock.Now()\n", scenario("TestNestedLocksCountFromTheOutermost")},
+	{"a holder that is downgraded again and again does not listen", "internal/node/renewer.go", "		rn.node.Mailbox.StayOpen(l.terms().TTL)\n", "", scenario("TestHolderListensAfterDowngrades")},
+	{"a wait that has run out tries on behind its own process", "internal/node/name.go", " && !n.Renewer.keeps(number)", "", scenario("TestWaitBehindTheOwnProcessEndsInTime")},
 	{"a call waits for the overdue lock that it is nested in", "internal/acquisition/acquisition.go", "	case a.users.isOverdue(u):\n		return fmt", "	case a.users.isOverdue(u):\n		return ErrRetry\n		return fmt", scenario("TestNothingWaitsForTheOverdueLockItIsNestedIn")},
 	{"an overdue lock is its owner's no more", "reentry.go", "		if cause != ErrMaxHold {\n			defer", "		if true {\n			defer", scenario("TestNothingWaitsForTheOverdueLockItIsNestedIn")},
 	{"a lock that is unlocked is kept until its time would be over", "maxhold.go", "		b.timer.Stop()\n", "", scenario("TestUnlockedLockIsNotKept")},

@@ -413,6 +413,9 @@ func callsFor(due []*Lease) (calls []*call, limit clock.Instant) {
 
 // OnDowngrade takes the answer to a renewal as a reader that the owner has sent at that instant.
 func (rn *Renewer) OnDowngrade(l *Lease, c script.Command, sent clock.Instant, r script.Reply, err error) error {
+	if rn.node.Mailbox.Hears() { // as it has since the first renewal; the next one is put off
+		rn.node.Mailbox.StayOpen(l.terms().TTL)
+	}
 	answered := &call{lease: l, command: c, reply: r, err: err}
 	rn.onAnswer(answered, sent)
 	return answered.err
