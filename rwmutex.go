@@ -270,7 +270,7 @@ func (m *RWMutex) lockWithin(r request) (*Lock, error) {
 		switch {
 		case over:
 			return nil, refused
-		case !m.isGivenUp(err):
+		case !m.isGivenUp(err) || time.Until(end) <= 0:
 			return l, err
 		}
 		refused = err
