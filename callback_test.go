@@ -140,6 +140,7 @@ func TestLockMayExpireWhileItIsNestedIn(t *testing.T) {
 		m := ns.mutex()
 		for _, opts := range [][]LockOption{nil, {WithOwner("me")}} {
 			outer := ns.nested(ns.Context(), m, true, opts...)
+			synctest.Wait() // on all nodes, none of which prolongs it later
 			_, err := m.LockContext(latecomer{outer, func(what string) bool { return what == "Done" }}, opts...)
 			if !errors.Is(err, ErrLockLost) {
 				ns.Error(err)
@@ -154,6 +155,7 @@ func TestLockMayExpireWhileItIsDowngraded(t *testing.T) {
 	mustEnd(t)
 	onOneAndFive(t, func(ns *nodes) {
 		l := ns.lock(ns.mutex(), true)
+		synctest.Wait() // on all nodes, none of which prolongs it later
 		if err := l.Downgrade(latecomer{l, func(string) bool { return true }}); !errors.Is(err, ErrLockLost) {
 			ns.Error(err)
 		}

@@ -122,6 +122,7 @@ var mutants = []mutant{
 		"case a.state == held && counted && !a.hasMajority():", scenario("TestLockIsLostWhenAMajorityForgetsIt")},
 
 	// Foreign data.
+	{"a foreign waiter is taken for one of ours", "lua/lib/foreign.lua", " or not is_waiter(call('ZRANGE', INTENTS, '0', '0')[1] or 'w')", "", ofScripts("TestForeignWaiterIsAnError")},
 	{"unlock pops before it checks the queue", "lua/fast/unlock.lua",
 		"	head = ttl_of_intents >= 0 and ttl_of_leases >= 0 and redis.pcall('ZRANGE', INTENTS, '0', '0', 'WITHSCORES')\n",
 		"	head = redis.call('ZPOPMIN', INTENTS)\n", model},

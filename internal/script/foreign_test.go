@@ -143,3 +143,29 @@ func TestForeignDataIsLeftAloneByEveryVerb(t *testing.T) {
 		}
 	})
 }
+
+// Promise 10: a member of the intents that is no waiter is foreign data once it is the first. Nobody is granted past it, and no
+// script goes round in circles there, which nothing but a restart of the server would end.
+func TestForeignWaiterIsAnError(t *testing.T) {
+	ctx := context.Background()
+	onBothServers(t, func(s *server) {
+		for _, member := range []string{"", "x", "-w1"} {
+			s.rc.FlushAll(ctx)
+			first, dead, last := s.writer(), s.writer(), s.reader()
+			s.is(first.acquire(), script.Granted)
+			s.is(dead.acquire(), script.Waiting)
+			s.rc.ZAdd(ctx, s.keys.Intents(), redis.Z{Score: 3e15, Member: member})
+			dead.expire()
+			s.is(first.release(), script.Released) // while this hands on, it becomes the first
+			before := s.lines()
+			for _, call := range []func(*participant) (script.Reply, error){acquires, tries, renews, releases} {
+				if r, err := call(last); r.Status != script.Foreign && !errors.Is(err, ErrNotLock) {
+					t.Errorf("%q: %+v, %v, want foreign data", member, r, err)
+				}
+			}
+			if after := s.lines()[s.keys.Intents()]; !after.same(before[s.keys.Intents()]) {
+				t.Errorf("%q: %+v, want it as it was", member, after)
+			}
+		}
+	})
+}

@@ -119,8 +119,8 @@ local function hand_on()
 	end
 	while more == 0 and held == 'none' and not blocked do
 		local first = call('ZRANGE', INTENTS, '0', '0', 'WITHSCORES')
-		if not first[1] then
-			break
+		if not first[1] or not is_waiter(first[1]) then
+			break -- a foreign member would be the head for ever
 		elseif string.sub(first[1], 1, 1) == 'w' then
 			admit_writer(first[1], first[2])
 		else
