@@ -13,7 +13,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/redis/go-redis/v9"
+
 	"github.com/redismutex/redismutex/internal/history"
+	"github.com/redismutex/redismutex/internal/redistest"
 )
 
 const (
@@ -68,16 +71,30 @@ func (w *world) check(faults []fault, finished int64) {
 		w.must(history.Linearizable(all, 20*time.Second)) // returns an error if it is undecided, too
 	}
 
-	// Wait until all leases have ended. Tombstones last longest.
-	time.Sleep(time.Duration(finished-mono()) + 2*longest + time.Second)
+	// All leases end. Tombstones last longest.
+	left := w.keys()
+	redistest.Within(w, time.Duration(finished-mono())+2*longest+time.Second, "nothing but token counters is left", func() bool {
+		return len(left()) == 0
+	})
+}
+
+// keys returns a function that returns the keys on all servers, but for token counters.
+func (w *world) keys() func() []string {
+	var clients []*redis.Client
 	for _, s := range w.all() {
-		keys, err := s.Client(w).Keys(w.Context(), "*").Result()
-		w.must(err)
-		for _, k := range keys {
-			if !strings.HasSuffix(k, ":token") {
-				w.Errorf("want nothing but token counters left, %s is", k)
+		clients = append(clients, s.Client(w))
+	}
+	return func() (found []string) {
+		for _, rc := range clients {
+			keys, err := rc.Keys(w.Context(), "*").Result()
+			w.must(err)
+			for _, k := range keys {
+				if !strings.HasSuffix(k, ":token") {
+					found = append(found, k)
+				}
 			}
 		}
+		return found
 	}
 }
 

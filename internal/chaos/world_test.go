@@ -180,13 +180,14 @@ func (w *world) run(faults ...fault) {
 	for range clients {
 		w.start()
 	}
-	time.Sleep(500 * time.Millisecond) // without a fault, so that there are holders
+	locks := w.keys()
+	redistest.Eventually(w, "a lock is held when the faults begin", func() bool { return len(locks()) > 0 })
 	w.torment(append(clientFaults, faults...), end.Add(-calm))
 	for _, p := range w.clients {
 		p.tell("calm", 0, true)
 	}
 	w.healed = mono()
-	time.Sleep(calm) // every client must make progress now that nothing fails
+	time.Sleep(calm) // the load goes on: every client must make progress now that nothing fails
 	finished := mono()
 	for _, p := range w.clients {
 		p.stdin.Close()

@@ -88,7 +88,7 @@ func TestClusterReplicaReplacesADeadMaster(t *testing.T) {
 			t.Logf("%v\n%s", err, look.ClusterNodes(ctx).Val())
 		}
 	}()
-	within(t, 3*Timeout, "it takes writes", func() bool { err = eager.Set(ctx, key, "w", 0).Err(); return err == nil })
+	Within(t, 3*Timeout, "it takes writes", func() bool { err = eager.Set(ctx, key, "w", 0).Err(); return err == nil })
 	if v := look.Get(ctx, key).Val(); v != "w" {
 		t.Errorf("want the value w on the former replica, got %q", v)
 	}

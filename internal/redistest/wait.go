@@ -12,10 +12,11 @@ const Timeout = 30 * time.Second
 // Eventually waits in real time, for Timeout at most, until holds returns true. What describes that in a failure.
 func Eventually(tb testing.TB, what string, holds func() bool) {
 	tb.Helper()
-	within(tb, Timeout, what, holds)
+	Within(tb, Timeout, what, holds)
 }
 
-func within(tb testing.TB, limit time.Duration, what string, holds func() bool) {
+// Within is Eventually with a limit of its own.
+func Within(tb testing.TB, limit time.Duration, what string, holds func() bool) {
 	tb.Helper()
 	start := time.Now()
 	for pause := time.Duration(0); !holds(); {
