@@ -93,7 +93,7 @@
 //
 // Goroutines of one process take turns: a process that is granted the lock
 // passes it on among its own goroutines, without a call, until its turn is over
-// and others are served. Those that wait stand in a queue of the process, and
+// and others are served. Its waiters stand in a queue of the process, and
 // one request stands in Redis for all of them. When it is sent it carries the
 // time for which the first of them has waited, and takes the place that this
 // one would have had. See [WithTurn].

@@ -877,7 +877,7 @@ func (w world) holders() []string {
 	return ids
 }
 
-// queue returns the ids of those that wait, in order.
+// queue returns the ids of the waiters, in order.
 func (w world) queue() (ids []string) {
 	for _, intent := range w.Admin.ZRange(w.Context(), queueKey, 0, -1).Val() {
 		ids = append(ids, intent[1:]) // its first byte is w or r

@@ -46,7 +46,7 @@ func (w *world) inRedis() int {
 	return len(w.queue())
 }
 
-// queue returns who waits in Redis.
+// queue returns the queue in Redis: the ranks of the waiters.
 func (w *world) queue() map[string]float64 {
 	waiting, _ := w.Redis.SortedSet("{x}:lock-intent")
 	return maps.Clone(waiting)
@@ -867,7 +867,7 @@ func TestFirstErrorEndsAllWaits(t *testing.T) {
 }
 
 // T11: an error of the first attempt is returned at once also while the process holds the lock for reading, or has lost it:
-// the acknowledgement of a holder says nothing of those that wait.
+// that Redis has acknowledged a holder does not count for the waiters.
 func TestFirstErrorIsReturnedWhileOthersHold(t *testing.T) {
 	for _, c := range []struct {
 		what  string
@@ -955,7 +955,7 @@ func TestOthersAreServedWhenTheHeadPanics(t *testing.T) {
 	})
 }
 
-// An endingHook ends the goroutine of a command whose context says so, once fail is closed.
+// An endingHook ends the goroutine of a command, once fail is closed, if the context of the command has it as a value.
 type endingHook struct{ asked, fail chan struct{} }
 
 func (h endingHook) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -973,7 +973,7 @@ func (h endingHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 
-// T11: who waits in a queue that Redis has acknowledged outlives errors.
+// T11: a waiter in a queue that Redis has acknowledged outlives errors.
 func TestQueueOutlivesErrors(t *testing.T) {
 	inBubble(t, func(w *world) {
 		var log redistest.Log

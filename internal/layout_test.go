@@ -56,10 +56,10 @@ func TestImportsGoDownward(t *testing.T) {
 
 // docs/design.md names for each promise, and for each rule of the turns, the functions that keep it, with links to their
 // files.
-// inRealTime are the tests whose sleeps are a load, a fault or an observation of real servers and processes.
+// inRealTime are the tests that may sleep in real time: the sleep is a load or a fault, or the time for which a server is watched.
 var inRealTime = []string{"bench_crowd_test.go", "internal/chaos/", "internal/integration/foreign_test.go"}
 
-// No other test sleeps but by redistest.Elapse, in virtual time: a sleep must not stand for an event.
+// Other tests let virtual time pass with redistest.Elapse. A test that waits for an event must not sleep instead.
 func TestSleepsPassVirtualTime(t *testing.T) {
 	root := os.DirFS("..")
 	checked := 0

@@ -37,7 +37,7 @@
 // # Mutexes
 //
 // A queue has one mutex. It comes before that of an acquisition. One function, update, is called under it after every
-// event: it serves whom the rules allow, ends what is not used, and chooses who stands in Redis. No foreign code
+// event: it serves whom the rules allow, ends what is not used, and chooses which request stands in Redis. No foreign code
 // (contexts, loggers, the client and its hooks) runs under it.
 package localqueue
 
@@ -53,12 +53,12 @@ import (
 	"github.com/redismutex/redismutex/internal/script"
 )
 
-// A queue has the requests of this process for one key, those that wait and those that hold.
+// A queue has the requests of this process for one key: waiters and holders.
 type queue struct {
 	requests int32 // how many it has; guarded by the mutex of queues
 
 	mu           sync.Mutex
-	acknowledged bool  // since somebody waits, Redis has acknowledged something that stands for those that wait
+	acknowledged bool  // since somebody waits, Redis has acknowledged something that stands for the waiters
 	first        line  // the waiters of the class that goes first, by order of choice
 	rest         line  // the other waiters
 	pending      *turn // the acquisition that is made for the head; nil: none
@@ -108,7 +108,7 @@ func (q *queue) ask(ctx context.Context, w *waiter, mine *turn) {
 }
 
 // abort ends the wait of w, whose goroutine ends because a hook or a logger has panicked. What w has asked for, unless that
-// is nil, has been abandoned, and another one is made for those that wait.
+// is nil, has been abandoned, and another one is made for the other waiters.
 func (q *queue) abort(w *waiter, mine *turn) {
 	q.giveUp(w)
 	if mine != nil {
@@ -235,7 +235,7 @@ func (q *queue) end(w *waiter, err error) {
 }
 
 // update is called after every event: an arrival, an unlock, a waiter that gives up, a grant, a loss, the end of a turn,
-// a downgrade. It serves whom the rules allow, ends what is not used, and chooses who stands in Redis. It returns the
+// a downgrade. It serves whom the rules allow, ends what is not used, and chooses which request stands in Redis. It returns the
 // acquisition that is to be made, if any.
 func (q *queue) update() *turn {
 	now := clock.Now()

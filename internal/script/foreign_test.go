@@ -144,8 +144,8 @@ func TestForeignDataIsLeftAloneByEveryVerb(t *testing.T) {
 	})
 }
 
-// Promise 10: a member of the intents that is no waiter is foreign data once it is the first. Nobody is granted past it, and no
-// script goes round in circles there, which nothing but a restart of the server would end.
+// Promise 10: a member of the intents that is no waiter is foreign data when it comes to the head of the queue. Nobody behind
+// it is granted the lock, and no script loops there.
 func TestForeignWaiterIsAnError(t *testing.T) {
 	ctx := context.Background()
 	onBothServers(t, func(s *server) {

@@ -129,7 +129,7 @@ func moves() (all []move) {
 		add("acquire", name+" acquires again", begin, acquires, noToken)
 	}
 
-	// Those that hold, and those that wait.
+	// The holders and the waiters.
 	writers := map[string]func(c *setup) *participant{
 		"a writer":                       func(c *setup) *participant { return c.have(c.w()) },
 		"a writer, beside a tombstone":   func(c *setup) *participant { c.tombstone(c.w()); return c.have(c.w()) },
