@@ -175,11 +175,7 @@ func TestUnlockWithABrokenParentReleases(t *testing.T) {
 			parent.mood.Store(1)
 			w.panics("an unlock", l.Unlock)
 			w.unlock(w.within(2*DefaultTTL, next))
-			owners.Lock()
-			defer owners.Unlock()
-			if n := len(owners.m); n != 0 {
-				t.Errorf("%d owners are left, want none", n)
-			}
+			w.noOwners()
 		})
 	}
 }
@@ -192,11 +188,7 @@ func TestOwnerIsForgottenAfterAPanic(t *testing.T) {
 		m := NewMutex(rc, "x")
 		hook.command.Store(true)
 		w.panics("a lock", func() { m.Lock(WithOwner("one")) })
-		owners.Lock()
-		defer owners.Unlock()
-		if n := len(owners.m); n != 0 {
-			t.Errorf("%d owners are left, want none", n)
-		}
+		w.noOwners()
 	})
 }
 
