@@ -271,7 +271,12 @@ func (l *Lock) finish(err error) {
 type user Lock
 
 // Granted implements [localqueue.User].
-func (u *user) Granted(g *localqueue.Grant, _ bool) { u.grant, u.since = g, clock.Now() }
+func (u *user) Granted(g *localqueue.Grant, _ bool) {
+	if u.grant == nil { // one that stands by itself has its grant, and others of its owner may be looking at it
+		u.grant = g
+	}
+	u.since = clock.Now()
+}
 
 func (u *user) Self() any       { return u.core }
 func (u *user) End(cause error) { (*weakUser)(u.core).End(cause) }

@@ -668,6 +668,41 @@ func TestSecondUnlockForgetsNoLaterLockOfTheOwner(t *testing.T) {
 	})
 }
 
+// Of two locks that are nested in each other and unlocked at once, one releases both, and neither was lost.
+func TestNestedLocksAreUnlockedAtOnce(t *testing.T) {
+	for _, turn := range []MutexOption{WithTurn(DefaultTurn), WithTurn(0)} {
+		inBubble(t, func(w *world) {
+			m := NewMutex(w.client(nil), "x", turn)
+			for range 500 {
+				outer := w.lock(m, true)
+				inner := w.nested(outer, m, true)
+				var both sync.WaitGroup
+				for _, l := range []*Lock{outer, inner} {
+					both.Go(func() { w.unlock(l) })
+				}
+				both.Wait()
+			}
+		})
+	}
+}
+
+// Calls of one owner look at each other's locks as these are granted. Only the race detector sees it if they may not.
+func TestOwnersCallsMayComeAtOnce(t *testing.T) {
+	inBubble(t, func(w *world) {
+		m := NewMutex(w.client(nil), "x")
+		var all sync.WaitGroup
+		for range 8 {
+			all.Go(func() {
+				for range 100 {
+					w.unlock(w.nested0(m, true, WithOwner("me")))
+				}
+			})
+		}
+		all.Wait()
+		w.noOwners()
+	})
+}
+
 // An owner's wait ends with its context and leaves nothing.
 func TestOwnersWaitEndsWithItsContext(t *testing.T) {
 	onOneAndFive(t, func(ns *nodes) {

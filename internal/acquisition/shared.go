@@ -69,7 +69,7 @@ func (a *Acquisition) Close() (closed bool, err error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	switch {
-	case !a.users.none():
+	case !a.users.none(), a.state == released: // another one, that left at the same time, has closed it
 		return false, nil
 	case a.state == lost:
 		return true, *a.cause
