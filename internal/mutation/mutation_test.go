@@ -150,7 +150,7 @@ var mutants = []mutant{
 	{"the method of a context is called under the mutex", "reentry.go", "	defer owners.Unlock()\n	name := ",
 		"	defer owners.Unlock()\n	outer, overdue = m.outerOf(r)\n	name := ", scenario("TestForeignCodeMayCallTheLibrary/contexts")},
 	{"the text of an error is read under the mutex", "internal/lockerr/lockerr.go", "c := caused{ErrRedis, readOnce(cause), 0}", "c := caused{ErrRedis, cause, 0}", scenario("TestErrorsOfTheClientMayCallTheLibrary")},
-	{"the first unlock releases the acquisition", "internal/acquisition/shared.go", "	case !a.users.none():\n", "	case false:\n", sim},
+	{"the first unlock releases the acquisition", "internal/acquisition/shared.go", "	case !a.users.none(), a.state == released:", "	case a.state == released:", sim},
 
 	{"a refused try names a waiter where a writer holds", "lua/lib/acquire.lua", "		return call('GET', HOLDER)\n", "		return string.sub(call('ZRANGE', INTENTS, '0', '0')[1] or '', 2)\n", model},
 	{"a try that is refused in its process names nobody", "internal/localqueue/queue.go", "		id = t.acq.CurrentID()\n", "", scenario("TestRefusedTryNamesWhoIsInTheWay")},
