@@ -668,19 +668,22 @@ func TestSecondUnlockForgetsNoLaterLockOfTheOwner(t *testing.T) {
 	})
 }
 
-// Of two locks that are nested in each other and unlocked at once, one releases both, and neither was lost.
+// Of locks that are nested in each other and unlocked at once, one releases all, and none was lost.
 func TestNestedLocksAreUnlockedAtOnce(t *testing.T) {
 	for _, turn := range []MutexOption{WithTurn(DefaultTurn), WithTurn(0)} {
 		inBubble(t, func(w *world) {
 			m := NewMutex(w.client(nil), "x", turn)
 			for range 500 {
 				outer := w.lock(m, true)
-				inner := w.nested(outer, m, true)
-				var both sync.WaitGroup
-				for _, l := range []*Lock{outer, inner} {
-					both.Go(func() { w.unlock(l) })
+				locks := []*Lock{outer}
+				for range 7 {
+					locks = append(locks, w.nested(outer, m, true))
 				}
-				both.Wait()
+				var all sync.WaitGroup
+				for _, l := range locks {
+					all.Go(func() { w.unlock(l) })
+				}
+				all.Wait()
 			}
 		})
 	}
