@@ -219,7 +219,7 @@ var mutants = []mutant{
 	{"a wait that has run out tries on behind its own process", "internal/node/name.go", " && !n.Renewer.keeps(number)", "", scenario("TestWaitBehindTheOwnProcessEndsInTime")},
 	{"a call waits for the overdue lock that it is nested in", "internal/acquisition/acquisition.go", "	case a.users.isOverdue(u):\n		return fmt", "	case a.users.isOverdue(u):\n		return ErrRetry\n		return fmt", scenario("TestNothingWaitsForTheOverdueLockItIsNestedIn")},
 	{"another unlock takes from the owner what it has locked since", "reentry.go", "len(o.locks) == 0 && owners.m[o.name] == o", "len(o.locks) == 0", scenario("TestSecondUnlockForgetsNoLaterLockOfTheOwner")},
-	{"two unlocks at once release twice", "internal/acquisition/shared.go", "	case !a.users.none(), a.state == released:", "	case !a.users.none():", scenario("TestNestedLocksAreUnlockedAtOnce")},
+	{"an owner waits for its own overdue lock", "reentry.go", "	if outer == nil && overdue != nil {", "	if false {", scenario("TestNothingWaitsForTheOverdueLockItIsNestedIn")},
 	{"an overdue lock is its owner's no more", "reentry.go", "		if cause != ErrMaxHold {\n			defer", "		if true {\n			defer", scenario("TestNothingWaitsForTheOverdueLockItIsNestedIn")},
 	{"a lock that is unlocked is kept until its time would be over", "maxhold.go", "		b.timer.Stop()\n", "", scenario("TestUnlockedLockIsNotKept")},
 	{"a holder leaves after the next one is granted", "internal/localqueue/grant.go", "	if err := t.acq.Remove(u); err != nil { //", "	if g.locks == 1 {\n		g.end()\n		q.serve(clock.Now())\n	}\n	if err := t.acq.Remove(u); err != nil { //", checker{"./internal/localqueue", "^TestHolderHasLeftBeforeTheNextIsGranted$", nil}},
