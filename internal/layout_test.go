@@ -75,10 +75,8 @@ func TestLibraryBuildsNoFixtures(t *testing.T) {
 	}
 }
 
-// docs/design.md names for each promise, and for each rule of the turns, the functions that keep it, with links to their
-// files.
-// inRealTime are the tests that may sleep in real time: the sleep is a load or a fault, or the time for which a server is watched.
-var inRealTime = []string{"bench_crowd_test.go", "internal/chaos/", "internal/integration/foreign_test.go"}
+// inRealTime are the tests that may sleep in real time: the sleep is a load or a fault.
+var inRealTime = []string{"bench_crowd_test.go", "internal/chaos/"}
 
 // Other tests let virtual time pass with redistest.Elapse. A test that waits for an event must not sleep instead.
 func TestSleepsPassVirtualTime(t *testing.T) {
@@ -107,6 +105,8 @@ func TestSleepsPassVirtualTime(t *testing.T) {
 	}
 }
 
+// docs/design.md names for each promise, and for each rule of the turns, the functions that keep it, with links to their
+// files.
 func TestDesignNamesWhatExists(t *testing.T) {
 	page, err := os.ReadFile("../docs/design.md")
 	if err != nil {

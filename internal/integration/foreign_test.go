@@ -71,8 +71,7 @@ func TestReleaseInTheBackgroundLeavesForeignDataAlone(t *testing.T) {
 							t.Errorf("want an error that matches ErrNotLock or context.Canceled, got %v, %v", l, err)
 						}
 						// Nothing announces the release in the background, so the data is watched for a while.
-						for range 15 {
-							time.Sleep(10 * time.Millisecond)
+						for end := time.Now().Add(150 * time.Millisecond); time.Now().Before(end); {
 							if after, ttl := s.rc.Dump(s.Context(), data).Val(), s.rc.TTL(s.Context(), data).Val(); after != before || ttl != -1 {
 								t.Fatalf("want the data left alone, %q became %q, with a TTL of %v", before, after, ttl)
 							}
