@@ -146,7 +146,7 @@ func TestContextKeepsALock(t *testing.T) {
 	}
 }
 
-// Who waits for the channel of Done alone learns of the end.
+// A goroutine that waits on Done alone learns of the end.
 func TestForgottenLockEndsItsContext(t *testing.T) {
 	noCollector(t)
 	inBubble(t, func(w *world) {

@@ -25,7 +25,7 @@ func (w *world) heldBy(err error, id string) {
 	}
 }
 
-// Promise 10: who is refused learns who is in the way, from another process or from its own.
+// Promise 10: a refused try names the holder or waiter in its way, of another process or of its own.
 func TestRefusedTryNamesWhoIsInTheWay(t *testing.T) {
 	for _, local := range []bool{false, true} {
 		for _, turn := range []MutexOption{WithTurn(DefaultTurn), WithTurn(0)} {
@@ -66,7 +66,7 @@ func TestRefusedTryNamesWhoIsInTheWay(t *testing.T) {
 	}
 }
 
-// On several nodes each one that refuses names who holds it there.
+// With several nodes, each node that refuses names its holder.
 func TestRefusalOfSeveralNodesNamesTheHolder(t *testing.T) {
 	onNodes(t, 3, func(ns *nodes) {
 		l := ns.lock(ns.mutex(), true)

@@ -241,14 +241,14 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 	} else {
 		err = l.grant.Downgrade(ctx, (*user)(l))
 	}
-	if ended := l.usable(); ended != nil { // of which the end of ctx may be a consequence
+	if ended := l.usable(); ended != nil { // ctx may have ended with it
 		return ended
 	}
 	return err
 }
 
 // usable returns nil, or an error that matches ErrUnlocked, ErrLockLost, ErrRevoked or ErrMaxHold. The lock's context is done
-// then, even if whoever ended the lock has not come to that yet.
+// then, even if the goroutine that ended the lock has not canceled it yet.
 func (l *Lock) usable() error {
 	err := l.grant.Usable((*user)(l))
 	l.finish(err)

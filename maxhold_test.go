@@ -234,7 +234,7 @@ func TestQueueGoesOnAfterAnOverdueLock(t *testing.T) {
 	})
 }
 
-// Whoever locks within an overdue lock would wait for it: for its lease, or for ever if it is nested in one that goes on.
+// A call within an overdue lock would wait for it: for its lease, or for ever if it is nested in one that goes on.
 func TestNothingWaitsForTheOverdueLockItIsNestedIn(t *testing.T) {
 	onOneAndFive(t, func(ns *nodes) {
 		for _, turn := range []MutexOption{WithTurn(DefaultTurn), WithTurn(0)} {

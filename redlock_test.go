@@ -463,7 +463,7 @@ func TestQuorumTryLeavesNoTrace(t *testing.T) {
 	}
 }
 
-// Nor does one of which a reply was lost.
+// Nor does one whose reply was lost.
 func TestQuorumTryWithALostReplyLeavesNoTrace(t *testing.T) {
 	onNodes(t, 3, func(ns *nodes) {
 		others := ns.process()

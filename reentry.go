@@ -175,8 +175,7 @@ func (o *owner) dropping(c *core, cancel context.CancelCauseFunc) context.Cancel
 	}
 }
 
-// drop removes c from the locks of o. It may be called again: o may have been forgotten then, and its name be that of another
-// one.
+// drop removes c from the locks of o. A later call must not remove an owner of the same name that was made since.
 func (o *owner) drop(c *core) {
 	owners.Lock()
 	defer owners.Unlock()

@@ -70,7 +70,7 @@ func (ns *nodes) try(write bool) bool {
 	return err == nil
 }
 
-// A call with the context of a lock gets that lock again, whoever waits, without a command.
+// A call with the context of a lock gets that lock again without a command, even if others wait.
 func TestLockIsReentrantThroughItsContext(t *testing.T) {
 	for _, c := range []struct{ outer, inner bool }{{true, true}, {true, false}, {false, false}} {
 		onOneAndFive(t, func(ns *nodes) {

@@ -36,7 +36,7 @@ func (w *world) revoked(l *Lock) {
 	w.matches(l.UnlockContext(w.Context()), ErrRevoked)
 }
 
-// T12, promise 5: who waits is granted the lock in the same script, and the message ends the lock of the victim, with every
+// T12, promise 5: the next waiter is granted the lock in the same script, and the message ends the lock of the victim, with every
 // lock that is nested in it.
 func TestRevokedLockEndsAtOnceAndIsHandedOn(t *testing.T) {
 	for _, turn := range []MutexOption{WithTurn(DefaultTurn), WithTurn(0)} {
@@ -62,7 +62,7 @@ func TestRevokedLockEndsAtOnceAndIsHandedOn(t *testing.T) {
 				if took := time.Since(start); took != 0 {
 					w.Errorf("%s: it took %v", kind, took)
 				}
-				// By id, and not whoever holds.
+				// Its id is revoked, and no other holder.
 				w.revoke(other, l.ID())
 				if redistest.Elapse(time.Minute); got.Err() != nil {
 					w.Errorf("the next holder was revoked: %v", context.Cause(got))
@@ -316,6 +316,18 @@ func TestRevokeTakesNoTombstone(t *testing.T) {
 	})
 }
 
+// learnsAtOnce checks that a holder of "x" hears of its revocation without a renewal.
+func (w *world) learnsAtOnce(l *Lock) {
+	w.Helper()
+	start := time.Now()
+	w.revoke(NewMutex(w.client(nil), "x"), l.ID())
+	<-l.Done()
+	if took := time.Since(start); took != 0 {
+		w.Errorf("it learned of it after %v", took)
+	}
+	w.revoked(l)
+}
+
 // Downgrade renews the lease, and so puts off the next renewal: the holder listens for that much longer.
 func TestHolderListensAfterDowngrades(t *testing.T) {
 	inBubble(t, func(w *world) {
@@ -326,13 +338,7 @@ func TestHolderListensAfterDowngrades(t *testing.T) {
 			w.downgrade(l)
 		}
 		redistest.Elapse(20 * time.Second)
-		start := time.Now()
-		w.revoke(NewMutex(w.client(nil), "x"), l.ID())
-		<-l.Done()
-		if took := time.Since(start); took != 0 {
-			w.Errorf("it learned of it after %v", took)
-		}
-		w.revoked(l)
+		w.learnsAtOnce(l)
 	})
 }
 
@@ -347,12 +353,6 @@ func TestHolderWithALongTTLListensAfterOneWithAShortOne(t *testing.T) {
 		redistest.Elapse(MinTTL)
 		w.unlock(s)
 		redistest.Elapse(10 * time.Second)
-		start := time.Now()
-		w.revoke(NewMutex(w.client(nil), "x"), l.ID())
-		<-l.Done()
-		if took := time.Since(start); took != 0 {
-			w.Errorf("it learned of it after %v", took)
-		}
-		w.revoked(l)
+		w.learnsAtOnce(l)
 	})
 }

@@ -134,7 +134,7 @@ func (m *RWMutex) TryRLock(opt ...LockOption) (*Lock, bool) {
 // returns when ctx ends even if Redis does not answer. The lock's context descends from ctx.
 //
 // If ctx descends from a Lock on the same key that has been neither unlocked nor lost, of this mutex or of another one on
-// the same clients, the new lock is nested in that one. It is granted at once, whoever waits, without a call to Redis, and
+// the same clients, the new lock is nested in that one. It is granted at once, even if others wait, without a call to Redis, and
 // has the ID and the token of the outer lock. It has a context and an Unlock of its own; the lock is released in Redis
 // with the last Unlock. A loss ends all of them. A write lock admits nested read and write locks. A read lock admits
 // nested read locks only; a nested write lock fails with [ErrUpgrade]. Within a lock that has been held for too long

@@ -677,7 +677,7 @@ func TestTryIsServedLocallyOrFailsWithoutACall(t *testing.T) {
 	})
 }
 
-// T9: a reader that is being acquired is in nobody's way who reads.
+// T9: a read acquisition under way refuses no other reader.
 func TestTryIsNotRefusedForAReaderThatIsBeingAcquired(t *testing.T) {
 	inBubble(t, func(w *world) {
 		m := NewMutex(w.client(w.link), "x")

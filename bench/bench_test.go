@@ -70,7 +70,7 @@ func TestLocksExclude(t *testing.T) {
 							if n := inside.Add(1); n != 1 {
 								t.Errorf("want 1 goroutine inside, got %d", n)
 							}
-							time.Sleep(time.Millisecond) // long enough to overlap with others
+							time.Sleep(time.Millisecond) // the load: the work inside the lock
 							inside.Add(-1)
 							if err := unlock(); err != nil {
 								t.Error(err)

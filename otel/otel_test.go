@@ -63,7 +63,7 @@ func observed(t *testing.T, readers []metric.Reader, test func(w *world)) {
 	})
 }
 
-// work has every kind of event: a wait, a grant, renewals, a refusal, one who gives up, a loss.
+// work has every kind of event: a wait, a grant, renewals, a refusal, a wait that is given up, a loss.
 func (w *world) work(ctx context.Context) {
 	w.Helper()
 	lock := func(m *redismutex.RWMutex) *redismutex.Lock {

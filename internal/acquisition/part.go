@@ -28,7 +28,7 @@ type part struct {
 	join    bool  // it joins the queue: a try would be refused
 	listens bool  // it is in the mailbox
 	asking  bool  // an acquire is under way
-	in      bool  // it waits or holds, as far as is known
+	in      bool  // it waits or holds, as far as this process knows
 	granted bool  // it holds, unless it has waited too long to hear of it
 	pushed  bool  // it was granted by a message, or in the reply to another call
 	checked bool  // since the grant, RenewOften asks whether a lower rank waits

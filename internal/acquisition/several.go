@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sync/semaphore"
 )
 
-// severalNodes is an acquisition over several nodes, of which a majority decides. Each is waited for no longer than the
+// severalNodes is an acquisition over several nodes, decided by a majority. Each is waited for no longer than the
 // node time-out; one that is down is not waited for at all.
 type severalNodes struct {
 	*Acquisition
@@ -204,10 +204,9 @@ func (s *severalNodes) isClear(c count) bool {
 // floor. Else it has those with a lower one than the highest raise it: they do so only while the lock holds them, or the
 // proof would fail.
 //
-// The proof that a token is greater than every one before it: two majorities share a node that granted both locks. There
-// the later lock was granted after the earlier one had ended, hence after that had a token no lower than the earlier
-// lock's, and so the node gave it a greater one; and the later lock's token is no lower than what any node of its majority
-// gave it. If that node has lost its data in between, see onAcquired.
+// The proof that a token is greater than every one before it: two majorities share a node that granted both locks. That
+// node granted the later lock after the earlier one had ended. By then the node's token was no lower than the earlier lock's,
+// so it gave the later lock a greater one; and the later lock's token is no lower than what any node of its majority gave it. If that node has lost its data in between, see onAcquired.
 func (s *severalNodes) agreeOnToken(soon clock.Instant, highest uint64) {
 	for _, p := range s.parts {
 		same := 0

@@ -33,7 +33,7 @@ type revocation struct {
 // operate looks at the locks now and then, and revokes holders and waiters that it finds.
 func (c *client) operate(ctx context.Context, m *redismutex.RWMutex, rng *rand.Rand) {
 	for ctx.Err() == nil {
-		time.Sleep(upTo(rng, 400*time.Millisecond))
+		time.Sleep(upTo(rng, 400*time.Millisecond)) // determines the load
 		key := c.Keys[rng.IntN(len(c.Keys))]
 		sub := redismutex.WithKey(strings.TrimPrefix(key, lockName+":"))
 		state, err := m.Inspect(ctx, sub)

@@ -41,7 +41,7 @@ type Op struct {
 	// Class names the queue, if a key has several: see Order.
 	Class string `json:"class,omitempty"`
 
-	// Queue names the queue of a process, the requests of which take turns; "" is a request by itself: see Turns.
+	// Queue names the queue of a process, whose requests take turns; "" is a request by itself: see Turns.
 	Queue string `json:"queue,omitempty"`
 
 	Asked     int64 `json:"asked,omitempty"`     // before the call that locks

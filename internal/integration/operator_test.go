@@ -1,6 +1,6 @@
 package integration
 
-// What an operator does, on real servers: look who holds a lock, and end that by its id.
+// What an operator does, on real servers: find the holder of a lock, and end it by its id.
 
 import (
 	"context"

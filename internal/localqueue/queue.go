@@ -41,7 +41,7 @@
 // # Mutexes
 //
 // A queue has one mutex. It comes before that of an acquisition. One function, update, is called under it after every
-// event: it serves whom the rules allow, ends what is not used, and chooses which request stands in Redis. No foreign code
+// event: it serves the waiters that the rules allow, ends what is not used, and chooses which request stands in Redis. No foreign code
 // (contexts, loggers, the client and its hooks) runs under it.
 package localqueue
 
@@ -255,7 +255,7 @@ func (q *queue) end(w *waiter, err error) {
 }
 
 // update is called after every event: an arrival, an unlock, a waiter that gives up, a grant, a loss, the end of a turn,
-// a downgrade. It serves whom the rules allow, ends what is not used, and chooses which request stands in Redis. It returns the
+// a downgrade. It serves the waiters that the rules allow, ends what is not used, and chooses which request stands in Redis. It returns the
 // acquisition that is to be made, if any.
 func (q *queue) update() *turn {
 	now := clock.Now()

@@ -71,7 +71,7 @@ var mutants = []mutant{
 	{"the queue does not live as long as its leases", "lua/lib/expiry.lua", "			call('PEXPIREAT', INTENTS, longest)\n", "", model},
 
 	// Once.
-	{"unlock frees whoever holds", "lua/unlock.lua", "local writer = KIND == 'w' and redis.pcall('GET', HOLDER) == ID", "local writer = KIND == 'w'", model},
+	{"unlock frees another holder", "lua/unlock.lua", "local writer = KIND == 'w' and redis.pcall('GET', HOLDER) == ID", "local writer = KIND == 'w'", model},
 	{"an id acquires again after its release", "lua/lib/acquire.lua", "if call('ZSCORE', LEASES, '-' .. ID) then", "if false then", model},
 	{"a renewal acquires for an unknown id", "lua/refresh.lua", "elseif lives(call('ZSCORE', LEASES, ID)) then", "else", model},
 
@@ -80,7 +80,7 @@ var mutants = []mutant{
 	{"an age is ignored", "lua/lib/place.lua", "if age and highest", "if nil and highest", model},
 	{"an age leaves its class", "lua/lib/place.lua", "math.max(us - age, 1)", "us - age", model},
 	{"an age counts on a clock that was set back", "lua/lib/place.lua", " and highest < class + us + AHEAD then", " then", ofScripts("TestAgeDoesNotCountOnAClockThatWasSetBack")},
-	{"an age overtakes whoever ranks before it", "lua/lib/acquire.lua", "		behind = precedes(place)\n", "		behind = false\n", model},
+	{"an age overtakes older requests", "lua/lib/acquire.lua", "		behind = precedes(place)\n", "		behind = false\n", model},
 	{"a resent acquire takes another place", "lua/lib/acquire.lua", "call('ZSCORE', INTENTS, KIND .. ID) or place", "place", ofScripts("TestResentAcquireKeepsItsPlace")},
 	{"a reader joins behind those that rank after it", "lua/fast/join.lua", "held == 'string' or at > last and call", "held == 'string' or call", model},
 	{"a waiter in the middle watches the last one", "lua/fast/join.lua", "at > last and math.max(leases[1] - now, 0) or in_front(call('ZRANK', INTENTS, KIND .. ID))", "math.max(leases[1] - now, 0)", model},
@@ -162,14 +162,14 @@ var mutants = []mutant{
 	// Inspecting.
 	{"inspecting shows waiters whose lease has ended", "lua/inspect.lua", "	if ms > 0 and #waiters", "	if #waiters", model},
 	{"inspecting counts waiters whose lease has ended", "lua/inspect.lua", "		waiting = waiting - 1\n", "", model},
-	{"inspecting takes out who has ended", "lua/inspect.lua", "local most = format", "if #ended > 0 then\n	call('ZREM', LEASES, unpack(ended))\nend\nlocal most = format", model},
+	{"inspecting removes members whose lease has ended", "lua/inspect.lua", "local most = format", "if #ended > 0 then\n	call('ZREM', LEASES, unpack(ended))\nend\nlocal most = format", model},
 	{"a node of several makes the conclusion", "inspect.go", "		if len(ps) < majority {\n", "		if len(ps) < 1 {\n", scenario("TestInspectOfSeveralNodesShowsWhatTheMajoritySays")},
 
 	// Revoking.
 	{"a revocation hands nothing on", "lua/revoke.lua", "drop()\nhand_on()\n", "drop()\n", model},
 	{"a revocation tells nobody", "lua/revoke.lua", "		send(mailbox, 'revoked ' .. number)\n", "", model},
 	{"a revoked id may acquire again", "lua/revoke.lua", "	call('ZADD', LEASES, format('%d', now + TOMBSTONE), '-' .. id)\n", "", model},
-	{"whoever holds is revoked", "lua/revoke.lua", "if writer and belongs(writer) then", "if writer then", model},
+	{"another holder is revoked", "lua/revoke.lua", "if writer and belongs(writer) then", "if writer then", model},
 	{"a revocation knows one id of several", "lua/revoke.lua", "string.match(score and ID or '', OF_ONE)", "string.match('', OF_ONE)", scenario("TestRevokeOnSeveralNodesFindsAllIDs")},
 	{"a message does not end a lock", "internal/node/renewer.go", "		go l.owner.OnExpired(lockerr.ErrRevoked) // it calls foreign code\n", "", scenario("TestRevokedLockEndsAtOnceAndIsHandedOn")},
 	{"a renewal does not tell that the id was revoked", "internal/node/renewer.go", "			why = lockerr.ErrRevoked\n", "", scenario("TestRevocationIsLearnedAtTheNextRenewal")},

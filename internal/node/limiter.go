@@ -54,7 +54,7 @@ func connections(rc redis.Scripter) int {
 	return unbounded
 }
 
-// isSharded reports whether the calls of rc go to several servers, of which one may not answer while the others do.
+// isSharded reports whether the calls of rc go to several servers, one of which may hang while the others answer.
 func isSharded(rc redis.Scripter) bool {
 	switch rc.(type) {
 	case interface{ Options() *redis.ClusterOptions }, interface{ Options() *redis.RingOptions }:

@@ -12,7 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// limited returns the node of a client with so many connections, of which none is opened.
+// limited returns the node of a client with that many connections; none is opened.
 func limited(t *testing.T, connections int) *Node {
 	rc := redis.NewClient(&redis.Options{Addr: "127.0.0.1:1", PoolSize: connections})
 	t.Cleanup(func() { rc.Close() })

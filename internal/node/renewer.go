@@ -340,7 +340,7 @@ func (rn *Renewer) onRevoked(number uint64) {
 	}
 }
 
-// keeps reports whether the id of that number waits or holds, as far as is known.
+// keeps reports whether the id of that number waits or holds, as far as this process knows.
 func (rn *Renewer) keeps(number uint64) bool {
 	rn.mu.Lock()
 	defer rn.mu.Unlock()
@@ -359,7 +359,7 @@ func (rn *Renewer) call(due []*Lease) {
 		}
 	}
 	rn.mu.Unlock()
-	if longest > 0 { // who holds for that long can be told that it was revoked
+	if longest > 0 { // a holder that is renewed can be told of its revocation
 		rn.node.Mailbox.StayOpen(longest)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Duration(limit-start))

@@ -815,7 +815,7 @@ func TestForeignSetIsNotJoinedBesideATombstone(t *testing.T) {
 	})
 }
 
-// Promise 10: nobody joins a foreign sorted set in place of the queue, whoever holds.
+// Promise 10: no request joins a foreign sorted set in place of the queue, whether the lock is held or not.
 func TestForeignQueueIsNotJoined(t *testing.T) {
 	ctx := context.Background()
 	onBothServers(t, func(s *server) {
