@@ -14,13 +14,16 @@ import (
 )
 
 func TestStoppedHolderIsFoundAndRevoked(t *testing.T) {
+	t.Parallel()
 	t.Run("one server", func(t *testing.T) {
+		t.Parallel()
 		s := redistest.Start(t)
 		find(t, func() *redismutex.RWMutex {
 			return redismutex.NewMutex(s.Client(t), "stock", redismutex.WithTTL(10*time.Second))
 		}, func() {})
 	})
 	t.Run("three servers, of which one dies", func(t *testing.T) {
+		t.Parallel()
 		q := redistest.StartQuorum(t, 3)
 		find(t, func() *redismutex.RWMutex {
 			return redismutex.NewRedlock(q.Process(func(o *redis.Options) { o.MaxRetries = -1 }), "stock", redismutex.WithTTL(10*time.Second))
