@@ -2,6 +2,7 @@ package sim
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -21,6 +22,14 @@ type operators struct {
 	mailboxes map[string]*process // whose ids they begin
 	calls     map[string][]*revocation
 	sights    []*sight
+	inner     []*innerCall
+}
+
+// An innerCall is a call within a lock on its key that stood in Redis by itself, since that lock had ended.
+type innerCall struct {
+	by       *process
+	key      string
+	from, to int64
 }
 
 // A revocation is a call that revoked an acquisition, or what all such calls together come to.
@@ -131,6 +140,18 @@ func (e *era) saw(s *sight) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.operators.sights = append(e.operators.sights, s)
+}
+
+// within makes a call within the lock l on its key, which is no operation of the history.
+func (w *worker) within(l *redismutex.Lock, inner *attempt, ctx context.Context) (*redismutex.Lock, error) {
+	from := w.clock()
+	again, err := inner.lock(w.mutex(ttls[0]), ctx)
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if to := w.clock(); again == nil && to > from || again != nil && again.ID() != l.ID() {
+		w.operators.inner = append(w.operators.inner, &innerCall{w.process, inner.key, from, to})
+	}
+	return again, err
 }
 
 func (w *worker) revoke(m *redismutex.RWMutex, ttl time.Duration, key, id, role string) {
@@ -422,7 +443,9 @@ func (e *era) possible(ops []history.Op, s *sight, told named) bool {
 			return true
 		}
 	}
-	return false
+	return slices.ContainsFunc(e.operators.inner, func(c *innerCall) bool {
+		return c.by == by && c.key == s.key && c.from <= s.to && s.from <= c.to+int64(queueing)
+	})
 }
 
 // stands returns until when what an attempt has asked for may have stood in Redis. It is released in the background if it

@@ -454,7 +454,7 @@ func (w *worker) nest(a *attempt, l *redismutex.Lock, write bool) {
 		ctx = w.ctx
 	}
 	began := time.Now()
-	again, err := inner.lock(w.mutex(ttls[0]), ctx)
+	again, err := w.within(l, &inner, ctx)
 	took := time.Since(began)
 	redistest.Elapse(time.Nanosecond) // a loss may just be about to be told
 	ended := l.Err() != nil || w.ctx.Err() != nil
@@ -494,7 +494,7 @@ func (w *worker) family(a *attempt, l *redismutex.Lock, write bool) (unlock func
 			ctx = context.WithoutCancel(ctx)
 		}
 		inner := attempt{key: a.key, write: write && w.chance(0.5), try: true, owner: a.owner}
-		again, err := inner.lock(w.mutex(ttls[0]), ctx)
+		again, err := w.within(l, &inner, ctx)
 		switch {
 		case err != nil: // ctx has ended, or does not descend from the lock
 		case again.ID() != l.ID():
