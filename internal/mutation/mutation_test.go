@@ -235,7 +235,7 @@ var mutants = []mutant{
 	{"a renewal that is answered \"gone\" is not reported", "internal/node/renewer.go", "return func() { l.owner.OnExpired(why) }", "return func() { _ = why }", sim},
 	{"a renewal that is answered is not reported", "internal/node/renewer.go", "return func() { l.owner.OnRenewed(sent, r) }", "return nil", sim},
 	{"a loss does not end the locks", "internal/acquisition/acquisition.go", "		n.acquisition.users.end(n.err)\n", "", sim},
-	{"a command names its keys in another order", "internal/script/command.go", "\"evalsha\", s.digest, \"4\", p.Keys.holder, p.Keys.intents, p.Keys.leases, p.Keys.token,", "\"evalsha\", s.digest, \"4\", p.Keys.holder, p.Keys.leases, p.Keys.intents, p.Keys.token,", model},
+	{"a command names its keys in another order", "internal/script/command.go", "\"evalsha\", s.digest, \"4\", p.Keys.holder, &p.Keys.intents, &p.Keys.leases, &p.Keys.token,", "\"evalsha\", s.digest, \"4\", p.Keys.holder, &p.Keys.leases, &p.Keys.intents, &p.Keys.token,", model},
 
 	// Crowds.
 	{"a waiter for a lock on a closed client goes on", "internal/acquisition/part.go", " || lockerr.Has(err, lockerr.ClientClosed)", "", scenario("TestWaiterOnAClosedClientGetsAnError")},

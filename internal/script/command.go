@@ -79,7 +79,7 @@ func (p Participant) RenewWriter() Command {
 // Release is the command that ends whatever p has. With a tombstone it also refuses an acquire of p that arrives later.
 func (p Participant) Release(tombstone bool) Command {
 	args := []any{
-		"evalsha", Unlock.digest, "4", p.Keys.holder, p.Keys.intents, p.Keys.leases, p.Keys.token,
+		"evalsha", Unlock.digest, "4", p.Keys.holder, &p.Keys.intents, &p.Keys.leases, &p.Keys.token,
 		p.ID, p.kind(), nil,
 	}
 	switch {
@@ -96,7 +96,7 @@ func (p Participant) Release(tombstone bool) Command {
 // Revoke is the command that ends the acquisition of that id, which belongs to somebody else: with several nodes, whatever id
 // it has on the one that is asked.
 func (k *Keys) Revoke(id string, d Durations, several bool) Command {
-	args := []any{"evalsha", Revoke.digest, "4", k.holder, k.intents, k.leases, k.token, id, d.tombstone}
+	args := []any{"evalsha", Revoke.digest, "4", k.holder, &k.intents, &k.leases, &k.token, id, d.tombstone}
 	if several {
 		args = append(args, "0")
 	}
@@ -109,7 +109,7 @@ func (c Command) Releases() bool { return c.Script == Unlock || c.Script == Revo
 // command is a call of lock, rlock or refresh with their common arguments and one more.
 func (p Participant) command(s *Script, last any) Command {
 	return Command{s, []any{
-		"evalsha", s.digest, "4", p.Keys.holder, p.Keys.intents, p.Keys.leases, p.Keys.token,
+		"evalsha", s.digest, "4", p.Keys.holder, &p.Keys.intents, &p.Keys.leases, &p.Keys.token,
 		p.ID, p.Durations.ttl, last,
 	}}
 }
@@ -170,9 +170,9 @@ func (c Command) Eval(ctx context.Context, rc redis.Scripter) *redis.Cmd {
 	if c.HasOneKey() {
 		end = keysAt + 1
 	}
-	var names []string
-	for _, key := range c.args[keysAt:end] {
-		names = append(names, key.(string))
+	names := []string{c.args[keysAt].(string)}
+	for _, key := range c.args[keysAt+1 : end] {
+		names = append(names, *key.(*string))
 	}
 	if c.args[0] == "eval" {
 		return rc.Eval(ctx, c.args[1].(string), names, c.args[end:]...)

@@ -14,7 +14,7 @@ var Inspect = load("inspect", Granted)
 
 // Inspect is the command that tells who holds the lock and who waits for it.
 func (k *Keys) Inspect() Command {
-	return Command{Inspect, []any{"evalsha", Inspect.digest, "4", k.holder, k.intents, k.leases, k.token}}
+	return Command{Inspect, []any{"evalsha", Inspect.digest, "4", k.holder, &k.intents, &k.leases, &k.token}}
 }
 
 // An Inspection is what a node says of a lock.

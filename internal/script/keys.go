@@ -7,9 +7,12 @@ import (
 	"github.com/redismutex/redismutex/internal/lockerr"
 )
 
-// Keys are the names of one lock's keys in Redis, boxed once for the arguments of every call. All are in the hash slot
-// of the first.
-type Keys struct{ holder, intents, leases, token any }
+// Keys are the names of one lock's keys in Redis. All are in the hash slot of the first, which is boxed, since go-redis
+// looks for a string there; of the others calls have the address.
+type Keys struct {
+	holder                 any
+	intents, leases, token string
+}
 
 // Name is the key that is locked.
 func (k *Keys) Name() string { return k.holder.(string) }
@@ -52,10 +55,10 @@ func hasHashTag(name string) bool {
 }
 
 // Intents is the key of the queue.
-func (k *Keys) Intents() string { return k.intents.(string) }
+func (k *Keys) Intents() string { return k.intents }
 
 // Leases is the key of the leases.
-func (k *Keys) Leases() string { return k.leases.(string) }
+func (k *Keys) Leases() string { return k.leases }
 
 // Token is the key of the fencing token.
-func (k *Keys) Token() string { return k.token.(string) }
+func (k *Keys) Token() string { return k.token }
