@@ -61,9 +61,11 @@ func TestSlot(t *testing.T) {
 // keyNames returns the four keys.
 func keyNames(k *script.Keys) []string { return []string{k.Name(), k.Intents(), k.Leases(), k.Token()} }
 
+var unused = redis.NewClient(&redis.Options{}) // it is never connected
+
 // keysOf returns the keys of a lock, with WithKey unless key is "".
 func keysOf(name, key string) (*script.Keys, error) {
-	m, r := NewMutex(redis.NewClient(&redis.Options{}), name), request{}
+	m, r := NewMutex(unused, name), request{}
 	var opt []LockOption
 	if key != "" {
 		opt = append(opt, WithKey(key))
