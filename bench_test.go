@@ -27,19 +27,23 @@ var compareAndDelete = redis.NewScript(`
 	if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
 	return 0`)
 
-// BenchmarkUncontended compares Lock+Unlock with SET NX and a
-// compare-and-delete script.
+// BenchmarkUncontended compares Lock+Unlock with SET NX and a compare-and-delete script. A Trace without functions costs
+// nothing.
 func BenchmarkUncontended(b *testing.B) {
-	parents := map[string]func() (context.Context, context.CancelFunc){
-		"background":  func() (context.Context, context.CancelFunc) { return context.Background(), func() {} },
-		"cancellable": func() (context.Context, context.CancelFunc) { return context.WithCancel(context.Background()) },
-	}
-	for name, parent := range parents {
-		b.Run(name, func(b *testing.B) {
-			rc := redistest.Start(b).Client(b)
-			ctx, cancel := parent()
-			defer cancel()
-			m := redismutex.NewMutex(rc, "bench")
+	cancellable, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	for _, c := range []struct {
+		name   string
+		parent context.Context
+		opt    []redismutex.MutexOption
+	}{
+		{"background", context.Background(), nil},
+		{"background, empty Trace", context.Background(), []redismutex.MutexOption{redismutex.WithTrace(new(redismutex.Trace))}},
+		{"cancellable", cancellable, nil},
+	} {
+		b.Run(c.name, func(b *testing.B) {
+			rc, ctx := redistest.Start(b).Client(b), c.parent
+			m := redismutex.NewMutex(rc, "bench", c.opt...)
 			floor := func(i int) {
 				id := fmt.Sprint("some-random-id-of-a-lock-", i)
 				must(b, rc.SetNX(ctx, "floor", id, 4*time.Second).Err())
