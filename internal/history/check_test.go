@@ -187,6 +187,8 @@ func TestTurns(t *testing.T) {
 		{"overtaking for longer than a turn", []history.Op{in("p", asked(write("a", 70, 80, 3), 10)), in("q", asked(write("b", 30, 40, 1), 20)), in("q", asked(write("c", 56, 60, 2), 20))}, "by c"},
 		{"overtaking by two, for a turn each", []history.Op{in("p", asked(write("a", 90, 95, 3), 10)), in("q", asked(write("b", 30, 40, 1), 20)), in("r", asked(write("c", 66, 70, 2), 20))}, ""},
 		{"a reader joins the readers of the process in front", []history.Op{in("p", asked(read("a", 30, 40), 5)), in("p", asked(write("b", 90, 95, 3), 10)), asked(read("c", 31, 60), 20)}, ""},
+		{"a reader joins a reader that came later and went first", []history.Op{in("p", asked(write("b", 90, 95, 3), 10)), in("p", with(asked(read("a", 30, 40), 25), func(o *history.Op) { o.Class = "first" })), asked(read("c", 31, 60), 20)}, ""},
+		{"a reader joins a reader that came later", []history.Op{in("p", asked(write("b", 90, 95, 3), 10)), in("p", asked(read("a", 30, 40), 25)), asked(read("c", 31, 60), 20)}, "overtook"},
 		{"a reader joins them late", []history.Op{in("p", asked(read("a", 30, 40), 5)), in("p", asked(write("b", 90, 95, 3), 10)), asked(read("c", 36, 60), 20)}, "by c"},
 		{"a reader joins a reader that gives up as it is granted the lock", []history.Op{in("p", history.Op{Client: "a", Key: "k", Kind: history.Read, Asked: 5, Ended: 32}), in("p", asked(write("b", 90, 95, 3), 10)), asked(read("c", 31, 60), 20)}, ""},
 		{"a reader passes one that gives up later", []history.Op{in("p", history.Op{Client: "a", Key: "k", Kind: history.Read, Asked: 5, Ended: 37}), in("p", asked(write("b", 90, 95, 3), 10)), asked(read("c", 31, 60), 20)}, "by c"},

@@ -13,7 +13,7 @@ import (
 //
 //   - operations of one other Queue may overtake it in one turn: in no longer a time than that, and bound;
 //   - a reader may overtake a writer that stands behind a reader of its own Queue, and join that one, also if that one gives
-//     up as it is granted the lock;
+//     up as it is granted the lock. A reader of another Class of that Queue may have asked later and stand in front;
 //   - anybody may overtake it within bound after the head of its Queue, of the other kind, has given up: what the head has
 //     asked for is replaced, and the acquire for the next one is under way. The same holds if what the Queue had in Redis, as
 //     its holder or for its head, was revoked: until the Queue knows, nothing of it waits there.
@@ -26,7 +26,7 @@ func Turns(ops []Op, bound, turn time.Duration) error {
 			first := map[string]*Op{} // of each queue, the first one that overtook o
 			for _, p := range inOrderOfGrant(line) {
 				switch {
-				case p.Try || !o.conflicts(p) || p.Asked-o.Asked <= int64(bound) || o.waited() <= p.Got, joined(line, o, p, bound), replaced(line, o, p, bound):
+				case p.Try || !o.conflicts(p) || p.Asked-o.Asked <= int64(bound) || o.waited() <= p.Got, joined(ops, o, p, bound), replaced(ops, o, p, bound):
 					continue
 				case first[p.Queue] == nil && p.Queue != "" && p.Queue != o.Queue:
 					first[p.Queue] = p
@@ -49,29 +49,28 @@ func inOrderOfGrant(line []*Op) []*Op {
 
 // replaced reports whether p was granted while nothing waited for o: a request in front of o in its queue, of the other kind,
 // had given up a moment before, or one of its queue was revoked.
-func replaced(line []*Op, o, p *Op, bound time.Duration) bool {
-	return o.Queue != "" && slices.ContainsFunc(line, func(h *Op) bool {
-		if h.Queue != o.Queue {
+func replaced(ops []Op, o, p *Op, bound time.Duration) bool {
+	return slices.ContainsFunc(ops, func(h Op) bool {
+		if !h.sharesQueue(o) {
 			return false
 		}
 		since := p.Got - Earlier(h.Ended, h.Unlocking)
-		gaveUp := h.writes() != o.writes() && h.Got == 0 && h.Ended != 0 && h.Asked <= o.Asked && since >= 0
+		gaveUp := h.writes() != o.writes() && h.Got == 0 && h.Ended != 0 && h.mayPrecede(o) && since >= 0
 		revoked := h.Revoked != 0 && h.Revoked <= p.Got
 		return (gaveUp || revoked) && since <= int64(bound)
 	})
 }
 
 // joined reports whether p, a reader, joined a reader of the queue of o that stood before o, a writer.
-func joined(line []*Op, o, p *Op, bound time.Duration) bool {
-	if p.writes() || o.Queue == "" {
-		return false
-	}
-	for _, r := range line {
+func joined(ops []Op, o, p *Op, bound time.Duration) bool {
+	return !p.writes() && slices.ContainsFunc(ops, func(r Op) bool {
 		over := cmp.Or(r.Got, r.Ended) // its wait
 		apart := over - p.Got
-		if r.Queue == o.Queue && !r.writes() && r.Asked <= o.Asked && over != 0 && max(apart, -apart) <= int64(bound) {
-			return true
-		}
-	}
-	return false
+		return r.sharesQueue(o) && !r.writes() && r.mayPrecede(o) && over != 0 && max(apart, -apart) <= int64(bound)
+	})
 }
+
+func (h *Op) sharesQueue(o *Op) bool { return o.Queue != "" && h.Queue == o.Queue && h.Key == o.Key }
+
+// mayPrecede reports whether h may stand in front of o in the queue that they share.
+func (h *Op) mayPrecede(o *Op) bool { return h.Asked <= o.Asked || h.Class != o.Class }

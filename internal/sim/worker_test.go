@@ -103,9 +103,10 @@ func (w *worker) begin(cancel context.CancelFunc) *attempt {
 		write: w.chance(0.6),
 		try:   w.chance(0.2),
 	}
-	if o := w.random.IntN(6); o < len(orders) {
-		a.order = orders[o].option()
-		if a.write == orders[o].write {
+	order := w.random.IntN(6)
+	if order < len(orders) {
+		a.order = orders[order].option()
+		if a.write == orders[order].write {
 			a.class = "first"
 		}
 	}
@@ -113,7 +114,7 @@ func (w *worker) begin(cancel context.CancelFunc) *attempt {
 		a.owner = w.name
 	}
 	if w.chance(0.6) { // as others of its process: they share a queue
-		a.ttl, a.order, a.class = ttls[0], nil, ""
+		a.ttl, a.order, a.class, order = ttls[0], nil, "", len(orders)
 	}
 	if w.mood == tardy && w.process.name == late {
 		a.ttl = tardyTTL
@@ -128,7 +129,7 @@ func (w *worker) begin(cancel context.CancelFunc) *attempt {
 	}
 	a.turn = w.process.turn
 	if a.turn != 0 && a.owner == "" {
-		a.queue = fmt.Sprint(w.process.name, a.ttl, a.order != nil, a.class, a.most, a.turn)
+		a.queue = fmt.Sprint(w.process.name, a.ttl, min(order, len(orders)), a.most, a.turn)
 	}
 	w.record(a)
 	w.mu.Lock()
