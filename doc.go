@@ -17,8 +17,9 @@
 // become a reader with no other writer in between: see [Lock.Downgrade]. A
 // function that must only be called under a lock can check that with [Held].
 //
-// Tests of code that locks find the package on an embedded Redis, with faults by
-// name, in github.com/redismutex/redismutex/redismutextest.
+// Package github.com/redismutex/redismutex/redismutextest is for tests of code
+// that locks: it runs this package on an embedded Redis, and injects faults by
+// name.
 //
 // [RWMutex.Inspect] tells who holds a lock and who waits for it, and
 // [RWMutex.Revoke] ends an acquisition by its id.
@@ -35,7 +36,7 @@
 //     None shortens, prolongs or clears another's.
 //  4. Once. An id acquires at most once. A request that is sent again because
 //     its reply was lost neither locks the caller out nor leaves a ghost. One
-//     that arrives after its own release is refused.
+//     that arrives within two TTLs after its own release is refused.
 //  5. No idle lock. No waiter that could be granted the lock is left waiting:
 //     whatever frees the lock hands it on in the same script, to the next in
 //     order, which is one writer or the whole run of readers in front.
@@ -73,9 +74,9 @@
 //
 // The first holder learns of the loss at its next renewal, at half the TTL,
 // unless an old master that lives on still renews it; docs/operations.md names
-// the setting of Redis that prevents this. Nor can a process act on the end of
-// its context while it is stopped, as by a debugger; when it goes on, [Lock.Err]
-// knows at once.
+// the setting of Redis that prevents this. Nor can a process react to the end
+// of its context while it is stopped, for example by a debugger. When it
+// continues, [Lock.Err] reports the loss at once.
 //
 // Fencing tokens close this gap. Whatever must not be written twice should
 // refuse a token lower than one it has seen. A holder that has been overtaken has
@@ -84,35 +85,37 @@
 //
 // With several nodes ([NewRedlock]) the promises hold for the lock as a whole. A
 // majority of the nodes grants it, renews it and agrees on its token, and "the
-// server" above is any majority of them. A token there begins with the clock of
-// the process that asks, not with that of a node.
+// server" above is any majority of them. Their tokens are based on the clock of
+// the process that locks, not on that of a node.
 //
 // # How it works
 //
 // Four Lua scripts, lock, rlock, refresh and unlock, acquire a lock for writing
-// or reading, renew it and release it. Two more, inspect and revoke, serve an
-// operator. All keys of a lock are in one hash slot.
+// or reading, renew it and release it. Two more, inspect and revoke, are for
+// people who look after a service. All keys of a lock are in one hash slot.
 //
 // A release hands the lock to the next in the queue within the script, and
 // publishes the grant to the mailbox of the process concerned, unless that is the
 // process that releases. A mailbox is a Pub/Sub channel. All mutexes on a client
-// share one, and it is open only while somebody waits, or a lock is held for
-// longer than half its TTL, and for a few seconds after.
+// share one. It is open only while somebody waits or a lock is held for longer
+// than half its TTL, and for a while after: five seconds, or the TTL of that
+// lock.
 //
 // Goroutines of one process take turns: a process that is granted the lock
 // passes it on among its own goroutines, without a call, until its turn is over
-// and others are served. Its waiters stand in a queue of the process, and
-// one request stands in Redis for all of them. When it is sent it carries the
-// time for which the first of them has waited, and takes the place that this
-// one would have had. See [WithTurn].
+// and others are served. Its waiters form a queue in the process, and one
+// request waits in Redis for all of them. That request carries the time for
+// which the first of them has waited, and takes the place in Redis' queue that
+// this waiter would have had. See [WithTurn].
 //
 // Holders and waiters renew their leases at half the TTL; renewals that are due
 // at about the same time share a round trip. An uncontended Lock and Unlock is
 // two commands. A lock that is held has neither a goroutine nor a timer of its
 // own.
 //
-// [WithTrace] has functions told of waits, grants, renewals and ends, for metrics and spans: the module
-// github.com/redismutex/redismutex/otel makes OpenTelemetry's of them.
+// [WithTrace] sets functions that are called on waits, grants, renewals and
+// ends. The module github.com/redismutex/redismutex/otel makes metrics and
+// spans of OpenTelemetry from them.
 //
 // With several nodes the same scripts run on each of them at once, and each
 // request has the same rank on all of them. A waiter that holds some nodes but no

@@ -7,8 +7,8 @@ import "github.com/redismutex/redismutex/internal/lockerr"
 // which no majority answers, and some refuse, matches ErrRedis and ErrLock. If a majority answers, the error is ErrLock
 // alone, and still wraps the network errors of the other nodes.
 var (
-	// ErrLock is returned by a try, or when the time of [WithWait] is over, if others hold the lock or wait for it. The error
-	// is a [HeldError], which names them.
+	// ErrLock is returned by a try, or when the time of [WithWait] is over, if others hold the lock or wait for it. The
+	// error is a [HeldError], which names one of them.
 	ErrLock = lockerr.ErrLock
 
 	// ErrLockLost is returned when a lock ended before its Unlock: it could not be renewed within its lease, or the server
@@ -18,8 +18,8 @@ var (
 	// ErrRevoked is returned when a lock, or the wait for one, was ended by [RWMutex.Revoke]. Others may hold the lock.
 	ErrRevoked = lockerr.ErrRevoked
 
-	// ErrMaxHold is returned when a lock was held for longer than [WithMaxHold] allows. It is renewed no more, and others may
-	// hold it when its lease has ended. A call that locks within it is refused with the same error.
+	// ErrMaxHold is returned when a lock was held for longer than [WithMaxHold] allows. It is no longer renewed, and others
+	// may hold it once its lease has ended. A call that locks within it is refused with the same error.
 	ErrMaxHold = lockerr.ErrMaxHold
 
 	// ErrNoSuchID is returned by [RWMutex.Revoke] when the id neither holds the lock nor waits for it.
@@ -49,7 +49,7 @@ var (
 	ErrInvalid = lockerr.ErrInvalid
 )
 
-// A HeldError is what a try returns, or a wait that has run out ([WithWait]), if others are in the way: it names one of them.
-// It matches [ErrLock]. With several nodes it is one of the errors that the error wraps, one for each node that refused:
-// [errors.As] finds the first.
+// A HeldError is returned by a try, and by a wait that has run out ([WithWait]), if others hold the lock or wait for it. It
+// names one of them. It matches [ErrLock]. With several nodes it is one of the errors that the error wraps, one for each
+// node that refused: [errors.As] finds the first.
 type HeldError = lockerr.HeldError

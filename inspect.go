@@ -76,8 +76,9 @@ type NodeState struct {
 	Token   uint64
 }
 
-// Inspect returns who holds the lock and who waits for it. It asks each node once, by one script that changes nothing, and
-// is bounded for any number of waiters. Participants whose lease has ended do not count, up to 250 of them.
+// Inspect returns who holds the lock and who waits for it. It runs one script on each node, once, which changes nothing and
+// whose cost is bounded whatever the number of waiters. Participants whose lease has ended are left out, up to 250 of them
+// on each node.
 //
 // With several nodes the holders are those that hold a majority of them, and the waiters are in the order of their ranks. A
 // node that does not answer within the node time-out, or that has foreign data under the keys of the lock, is a part of the

@@ -28,10 +28,10 @@ import (
 //
 // The same key may be locked again within it: see [RWMutex.LockContext]. [FromContext] finds it further down.
 //
-// All methods are safe for concurrent use. A Lock must not be copied, and it must be unlocked. Keep it, or a context that
-// descends from it, for as long as you need it: a Lock that the garbage collector finds without an Unlock is forgotten. It is
-// released in the background, and that is logged. This takes at least the TTL, and until the next garbage collection, which
-// is two minutes in an idle program. The channel that Done returns does not keep a Lock.
+// All methods are safe for concurrent use. A Lock must not be copied, and it must be unlocked. Keep a reference to it, or
+// to a context that descends from it, for as long as you need it: a Lock that becomes unreachable without an Unlock is
+// released in the background, and that is logged. This takes at least the TTL, and a garbage collection, which an idle
+// program runs every two minutes. The channel that Done returns does not keep a Lock reachable.
 type Lock struct {
 	ctx context.Context
 	*core
@@ -89,9 +89,9 @@ func (l *Lock) open(m *RWMutex, r request, outer *core, o *owner) error {
 	return err
 }
 
-// ID returns the id under which Redis knows the lock. Locks that the process has passed on within a turn (see [WithTurn])
-// share it, as nested ones do. With several nodes each node has an id of its own; this is the one under which the first node
-// knew the lock, or was asked for it, when it was granted.
+// ID returns the id under which Redis knows the lock. Locks that a process passes on within a turn (see [WithTurn]) share
+// one id, as nested locks do. With several nodes the lock has another id on each; this is the one on the first node when
+// the lock was granted.
 func (l *Lock) ID() string { return l.grant.ID() }
 
 // Key returns the Redis key that is locked.
@@ -103,8 +103,8 @@ func (l *Lock) Key() string { return l.grant.Keys().Name() }
 // one before [Lock.Downgrade].
 //
 // A token fits an int64 until the year 2255, and a BIGINT of SQL. It does not fit a double, the number of Lua, JavaScript
-// and many readers of JSON: pass it as text there, and compare text. The longer one is the greater; of two with the same
-// length, as all of our time have, the later one in the alphabet.
+// and many readers of JSON: pass it there as text, and compare text: the longer token is the greater, and tokens of equal
+// length, as all are until the year 2279, compare as strings.
 func (l *Lock) Token() uint64 { return l.grant.Token() }
 
 // Until returns the time at which trust in the lock ends unless it is renewed. It moves on with each renewal. It counts
@@ -170,14 +170,14 @@ func (l *Lock) logUnlock(err error) { l.grant.Config().Log.Error(l.Key(), "unloc
 
 // UnlockContext is Unlock and returns what became of the lock:
 //
-//   - nil: it was held to the end, and Redis has released it; or Redis is not asked, since a lock that it is nested with is
-//     still held, or others of this process hold on or take over (see [WithTurn]);
+//   - nil: it was held to the end, and Redis has released it; or Redis was not asked, because a lock that it is nested with
+//     is still held, or because other goroutines of this process share the lock or get it next (see [WithTurn]);
 //   - [ErrUnlocked]: it had been unlocked before;
 //   - [ErrRevoked]: it had been revoked, and this process knew;
 //   - [ErrMaxHold]: it had been held for longer than [WithMaxHold] allows. Redis has released it, unless its lease had ended, or
 //     the error wraps one that says otherwise;
-//   - [ErrLockLost]: it was lost before. It is also returned when the outcome is unknown: where the reply to the unlock
-//     was lost and the client sent it again, the second one finds nothing any more;
+//   - [ErrLockLost]: it was lost before. It is also returned if the outcome is unknown: if the reply to the unlock was lost
+//     and the client sent it again, the second one finds nothing to release;
 //   - [ErrNotLock]: a key of the lock holds foreign data by now;
 //   - [ErrRedis], or ctx's error: Redis has not confirmed the unlock. It goes on in the background until the lease ends,
 //     when the lock comes free by itself.
@@ -218,9 +218,8 @@ func (l *Lock) UnlockContext(ctx context.Context) error {
 // Downgrade makes a write lock a read lock without another writer in between; readers at the head of the queue join at
 // once. What the writer wrote is unchanged when it reads it again, while others read it too. The token stays.
 //
-// A lock that has been downgraded may be downgraded again: that asks Redis once more. As soon as the first call asks, the
-// lock counts as a read lock, whatever comes of the call, and a nested write lock fails with [ErrUpgrade]. The error
-// matches
+// Downgrade may be called again, and asks Redis again. From the first call on the lock counts as a read lock, whatever the
+// call returns, and a nested write lock fails with [ErrUpgrade]. The error matches
 //
 //   - [ErrRedis], or ctx's error: the outcome is unknown. Until Redis has made the change no other reader comes in. Each
 //     renewal asks again;

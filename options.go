@@ -78,11 +78,12 @@ func WithDriftFactor(factor float64) MutexOption {
 	}
 }
 
-// WithTimeoutFactor sets how long one node of a mutex of [NewRedlock] is waited for, as a part of the TTL. After that time
-// the lock goes on without the node, or after twice that time while the node answers other calls. The default is 0.05 of
-// the TTL, but at most a second. The time-out is never less than 50 ms, which a distant node needs, or than a quarter of
-// the TTL if that is shorter. The factor is at most 0.25. The time-out must leave room for the round trips, two or three,
-// that setting up a connection takes. A mutex on one Redis refuses it, because it has no other node to go on with.
+// WithTimeoutFactor sets the node time-out of a mutex of [NewRedlock], as a fraction of the TTL: how long a call waits for
+// one node before it goes on without that node. It waits twice as long while the node answers other calls. The default is
+// 0.05 of the TTL, but at most a second. The time-out is never less than 50 ms, which a distant node needs, or than a
+// quarter of the TTL if that is shorter. The factor is at most 0.25. The time-out must leave room for the round trips, two
+// or three, that setting up a connection takes. A mutex on one Redis refuses it, because it has no other node to go on
+// with.
 func WithTimeoutFactor(factor float64) MutexOption {
 	return func(m *RWMutex) error {
 		if !(factor > 0 && factor <= maxFactor) {
@@ -95,9 +96,9 @@ func WithTimeoutFactor(factor float64) MutexOption {
 
 // WithTurn sets for how long a process that is granted the lock may pass it among its own goroutines before others are
 // served. The default is [DefaultTurn]. Goroutines that share a turn wait for each other in the process and not in Redis, so
-// passing the lock on costs no call. In return, a request is overtaken for at most one turn of each other process. A
-// lock that is held when the turn ends is held on. With 0 the order is strict: first come, first served for each single
-// lock, and nothing is shared. A turn is at most a quarter of the TTL.
+// passing the lock on costs no call. In return, a request is overtaken for at most one turn of each other process. A lock
+// that is held when the turn ends stays held until its Unlock. With 0 the order is strict: every call waits in Redis by
+// itself, first come, first served. A turn is at most a quarter of the TTL.
 func WithTurn(d time.Duration) MutexOption {
 	return func(m *RWMutex) error {
 		if d < 0 {
@@ -108,16 +109,16 @@ func WithTurn(d time.Duration) MutexOption {
 	}
 }
 
-// WithMaxHold bounds how long a lock is held. When d is over, its context ends with [ErrMaxHold], and that is logged. It is
-// renewed no more, so others are granted the lock when it is unlocked, or a TTL later at the latest if the holder never unlocks
-// it. Locks that are nested in it end with it: d counts from the grant of the outermost lock. Until it is unlocked, or its lease
-// has ended, a call that locks within it fails with ErrMaxHold. Readers that share an acquisition
-// (see [WithTurn]) are bounded one by one, and it is renewed while one of them is in time. A d that is not positive is refused
-// with [ErrInvalid]. The default is no bound.
+// WithMaxHold bounds how long a lock is held. After d, the lock's context ends with [ErrMaxHold], the end is logged, and
+// the lock is no longer renewed. Others are granted the lock when it is unlocked, or a TTL later at the latest. Locks that
+// are nested in it end with it: d counts from the grant of the outermost lock. Until it is unlocked, or its lease has
+// ended, a call that locks within it fails with ErrMaxHold. Readers that share an acquisition (see [WithTurn]) are bounded
+// one by one, and it is renewed while one of them is in time. A d that is not positive is refused with [ErrInvalid]. The
+// default is no bound.
 func WithMaxHold(d time.Duration) MutexOption {
 	return func(m *RWMutex) error {
 		if d <= 0 {
-			return fmt.Errorf("%w: hold of %v at most, want more than 0", ErrInvalid, d)
+			return fmt.Errorf("%w: longest hold %v, want more than 0", ErrInvalid, d)
 		}
 		m.settings.maxHold = d
 		return nil
@@ -218,11 +219,11 @@ func WithContext(ctx context.Context) LockOption {
 	}
 }
 
-// WithWait bounds the wait for the lock, and not the lock: its context descends from the caller's own. When d is over the
-// lock is tried again, for a tenth of a second at most, or with several nodes for a node time-out more. If others are in
-// the way the error is a [HeldError], which names them; if Redis does not answer it matches [ErrRedis]. If the caller's
-// context ends first the error is that of the context. With 0 the call is a try. A negative d is refused with [ErrInvalid],
-// and calls that try refuse this option.
+// WithWait bounds the wait for the lock, and not the lock itself: its context descends from the caller's own. After d, the
+// lock is tried once more, for a tenth of a second at most, and with several nodes for a node time-out more. If others hold
+// the lock or wait for it, the error is a [HeldError], which names one of them; if Redis does not answer it matches
+// [ErrRedis]. If the caller's context ends first the error is that of the context. With 0 the call is a try. A negative d
+// is refused with [ErrInvalid], and calls that try refuse this option.
 func WithWait(d time.Duration) LockOption {
 	return func(r *request) error {
 		if d < 0 {
@@ -233,9 +234,9 @@ func WithWait(d time.Duration) LockOption {
 	}
 }
 
-// WithOwner is for code that cannot pass the lock on as a context: if the owner has the key already, in this process and
-// by a mutex on the same nodes, the new lock is nested in the one it has, by the rules of [RWMutex.LockContext]. Each of
-// them must be unlocked. If several calls of one owner wait for a key, they share the lock that is granted first.
+// WithOwner is for code that cannot pass the lock on as a context: if the owner already has a lock on the key, in this
+// process and by a mutex on the same nodes, the new lock is nested in that one, by the rules of [RWMutex.LockContext]. Each
+// of them must be unlocked. If several calls of one owner wait for a key, they share the lock that is granted first.
 //
 // The owner is known to this process alone, and nothing of it goes to Redis. The same owner in another process is another
 // holder. Otherwise the two would prolong and release each other's lock, and a process that restarts would take over what

@@ -126,6 +126,43 @@ func TestDocsACLIsEnough(t *testing.T) {
 	}
 }
 
+// A client of a cluster asks which master has which slots.
+func TestDocsACLIsEnoughForACluster(t *testing.T) {
+	const more = "+cluster|slots"
+	page, err := os.ReadFile("docs/operations.md")
+	if err != nil || !strings.Contains(string(page), "`"+more+"`") {
+		t.Fatalf("docs/operations.md does not name %s, %v", more, err)
+	}
+	servers := redistest.Cluster(t, 3)
+	for _, n := range servers.Nodes() {
+		var words []any
+		for _, word := range append(docsACL(t), more) {
+			words = append(words, word)
+		}
+		if err := n.Client(t).Do(t.Context(), words...).Err(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	rc := servers.Client(t, func(o *redis.ClusterOptions) { o.Username, o.Password = "app", "secret" })
+	for _, name := range []string{"lock:x", "lock:y", "lock:z"} {
+		m := NewMutex(rc, name)
+		l, err := m.LockContext(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if s, err := m.Inspect(t.Context()); err != nil || len(s.Holders) != 1 {
+			t.Errorf("%v\n%v", err, s)
+		}
+		next := redistest.Later(func() (*Lock, error) { return m.RLockContext(t.Context()) })
+		l.Unlock()
+		got := <-next
+		if got.Err != nil {
+			t.Fatal(got.Err)
+		}
+		got.Value.Unlock()
+	}
+}
+
 // renewed waits until l has been renewed.
 func renewed(t *testing.T, l *Lock, ttl time.Duration) {
 	until := l.Until()

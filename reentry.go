@@ -24,8 +24,8 @@ func FromContext(ctx context.Context) (*Lock, bool) {
 //
 // Otherwise the error matches [ErrUnlocked], [ErrLockLost], [ErrRevoked] or [ErrMaxHold] if the lock has ended, [ErrNotHeld] if
 // ctx descends from no lock on the key, or [ErrInvalid] if ctx is nil. If several locks on the key have ended, it tells of the
-// innermost. That ctx itself has ended is no error: a lock outlives its parent, so that code that cleans up is protected. Locks
-// of different Redis servers that share a key are not told apart.
+// innermost. Whether ctx itself has ended does not matter: a lock outlives its parent context, so that code that cleans up
+// is protected. Held does not tell apart locks on the same key of different Redis servers.
 func Held(ctx context.Context, key string) error {
 	if ctx == nil {
 		return fmt.Errorf("%w: nil context", ErrInvalid)

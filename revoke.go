@@ -14,15 +14,15 @@ import (
 // Revoke ends the acquisition with that id, which holds the lock or waits for it, in whatever process. The script that ends it
 // hands the lock on, and a message tells its process: the locks that are held under it end at once with [ErrRevoked], and a
 // wait returns ErrRevoked. Ids are those of [RWMutex.Inspect], [HeldError] and [Lock.ID]; with several nodes the id on any of
-// them will do. Nothing is revoked by name: a lock that somebody else holds by now stays as it is.
+// them will do. Revoke never ends another acquisition: a lock that somebody else holds by now stays as it is.
 //
-// A process that does not get the message learns of it when it renews, at half its TTL at the latest. It gets none before its
-// lock is half a TTL old, unless it has waited for one: only then is its mailbox open. Its locks may be in use until then: as
-// after a loss, the fencing token of the next holder is the greater one. A process that is stopped learns of it when it goes
-// on. One whose lease has ended by then, that first asks after more than two TTLs of m, or unlocks before it knows, gets
-// [ErrLockLost] in place of ErrRevoked: Redis does not remember why for longer, and a release does not ask. If goroutines of
-// one process share an acquisition (see [WithTurn]), the locks of all of them end, or, if it waits, the wait of the one that it
-// was made for.
+// A process that does not get the message learns of it when it renews, at half its TTL at the latest. A process listens for
+// messages from the first renewal of its lock on, at half the TTL, or if it has waited a moment ago; before that it gets
+// none. Its locks may be in use until then: as after a loss, the fencing token of the next holder is the greater one. A
+// process that is stopped learns of it when it goes on. A process gets [ErrLockLost] in place of ErrRevoked if its lease
+// has ended by then, if it asks later than two TTLs of m after the call, or if it unlocks before it knows: Redis remembers
+// why for no longer, and an unlock does not ask. If goroutines of one process share an acquisition (see [WithTurn]), the
+// locks of all of them end, or, if it waits, the wait of the one that it was made for.
 //
 // The error is nil if a majority of the nodes has answered, and one of them knew the id. If none did, it matches
 // [ErrNoSuchID]. It also matches [ErrRedis], [ErrNotLock], or ctx's error; then the id may have been revoked on some nodes, and
@@ -34,7 +34,7 @@ func (m *RWMutex) Revoke(ctx context.Context, id string, opt ...LockOption) erro
 	}
 	// With a "-" in front it would name the tombstone of an id, which must stay: see lua/lib/keys.lua.
 	if i := strings.LastIndexByte(id, ':'); i <= 0 || id[0] == '-' || !isNumber(id[i+1:]) {
-		return fmt.Errorf("%w: %q is no id of a lock", ErrInvalid, id)
+		return fmt.Errorf("%w: %q is not the id of a lock", ErrInvalid, id)
 	}
 	known := make([]bool, len(m.config.Nodes))
 	c := r.keys.Revoke(id, m.config.Durations, len(m.config.Nodes) > 1)

@@ -36,7 +36,7 @@ type RWMutex struct {
 // The name is the Redis key that is locked. It may be any string but the empty one; if it contains a "}" it must have a
 // hash tag, since the other keys of the lock are formed from it and have to be in the same slot of a cluster.
 //
-// A hook of rc must not lock by way of rc: with all connections in use it would wait for the call that it is part of.
+// A hook of rc must not lock through rc: if all connections are in use, it would wait for the call that it belongs to.
 //
 // NewMutex never fails: bad arguments are reported by every call that locks, as [ErrInvalid].
 func NewMutex(rc redis.Scripter, name string, opt ...MutexOption) *RWMutex {
@@ -102,7 +102,7 @@ func checkClients(nodes []redis.Scripter) (err error) {
 		case !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil():
 			err = errors.Join(err, fmt.Errorf("%w: nil client%s", ErrInvalid, which))
 		case v.Comparable() && slices.Contains(nodes[:i], rc):
-			err = errors.Join(err, fmt.Errorf("%w: the client%s is there twice", ErrInvalid, which))
+			err = errors.Join(err, fmt.Errorf("%w: the client%s was passed twice", ErrInvalid, which))
 		}
 	}
 	return err
@@ -137,13 +137,13 @@ func (m *RWMutex) TryRLock(opt ...LockOption) (*Lock, bool) {
 // the same clients, the new lock is nested in that one. It is granted at once, even if others wait, without a call to Redis, and
 // has the ID and the token of the outer lock. It has a context and an Unlock of its own; the lock is released in Redis
 // with the last Unlock. A loss ends all of them. A write lock admits nested read and write locks. A read lock admits
-// nested read locks only; a nested write lock fails with [ErrUpgrade]. Within a lock that has been held for too long
-// ([WithMaxHold]) and not been unlocked the call fails with [ErrMaxHold]: it would wait for that lock. The same holds for every
-// call that locks.
+// nested read locks only; a nested write lock fails with [ErrUpgrade]. If ctx descends from a lock that has been held for
+// too long ([WithMaxHold]) and is not unlocked yet, the call fails with [ErrMaxHold], because it would wait for that lock.
+// These rules apply to every call that locks.
 //
 // The error matches ctx's error and its cause, or one of [ErrUpgrade], [ErrMaxHold], [ErrRevoked], [ErrRedis], [ErrNotLock] and
-// [ErrInvalid]. An error of Redis at the first attempt is returned at once. A waiter that is in the queue outlives such
-// errors: they are logged, and it waits on until ctx ends. [WithWait] bounds the wait without bounding the lock.
+// [ErrInvalid]. An error of Redis at the first attempt is returned at once. Once the call is in the queue, such errors are
+// logged, and it waits on until ctx ends. [WithWait] bounds the wait without bounding the lock.
 func (m *RWMutex) LockContext(ctx context.Context, opt ...LockOption) (*Lock, error) {
 	return m.lock(request{ctx: ctx, given: true, write: true}, opt)
 }
@@ -166,9 +166,9 @@ func (m *RWMutex) TryRLockContext(ctx context.Context, opt ...LockOption) (*Lock
 }
 
 // Do locks for writing as [RWMutex.LockContext] does, calls f with the lock, which is a context, and unlocks, also when f
-// panics. f may unlock earlier. The error is that of locking; or f's, joined with that of a lock that ended before its unlock
-// ([ErrLockLost], [ErrRevoked]) or among foreign data ([ErrNotLock]). An unlock that Redis does not confirm is logged: the
-// lock was held for as long as f ran.
+// panics. f may unlock earlier. If the lock cannot be acquired, Do returns that error. Otherwise it returns f's error,
+// joined with [ErrLockLost], [ErrRevoked], [ErrMaxHold] or [ErrNotLock] if the unlock returned one of these. An unlock that
+// Redis does not confirm is logged: the lock was held for as long as f ran.
 func (m *RWMutex) Do(ctx context.Context, f func(*Lock) error, opt ...LockOption) error {
 	l, err := m.LockContext(ctx, opt...)
 	if err != nil {
@@ -310,7 +310,7 @@ func (m *RWMutex) acquire(r request) (*Lock, error) {
 func (m *RWMutex) complete(r *request, opt []LockOption) error {
 	switch {
 	case m == nil || m.keys == nil && m.err == nil:
-		return fmt.Errorf("%w: a mutex is made by NewMutex or NewRedlock", ErrInvalid)
+		return fmt.Errorf("%w: the mutex was not made by NewMutex or NewRedlock", ErrInvalid)
 	case m.err != nil:
 		return m.err
 	case r.given && r.ctx == nil:
@@ -330,7 +330,7 @@ func (m *RWMutex) complete(r *request, opt []LockOption) error {
 	r.until = r.ctx
 	if r.bounded {
 		if r.try {
-			return fmt.Errorf("%w: WithWait is for calls that wait, and this one tries", ErrInvalid)
+			return fmt.Errorf("%w: WithWait does not apply to a try", ErrInvalid)
 		}
 		r.try = r.wait == 0
 	}

@@ -12,8 +12,8 @@ import (
 	"github.com/redismutex/redismutex/internal/localqueue"
 )
 
-// A Trace is a set of functions that are told what becomes of the locks of a mutex: see [WithTrace]. Any of them may be nil,
-// and what nobody is told costs nothing. Set them before the first mutex gets the Trace, and do not copy it afterwards.
+// A Trace is a set of functions that are called on the events of a mutex's locks: see [WithTrace]. Any of them may be nil,
+// and costs nothing then. Set them before the first mutex gets the Trace, and do not copy it afterwards.
 //
 // The functions are called one after the other, in the order of the events, by a goroutine of the Trace, and never under a
 // mutex of the library. So they may use the library, and one that is slow delays no lock and no renewal. If they are more than
@@ -40,7 +40,8 @@ type Trace struct {
 	// Ended tells that a lock that was granted has ended.
 	Ended func(TraceEnded)
 
-	// NodeDown and NodeUp tell that one of several nodes is down, or up again, to the Trace of the mutex whose call has shown it.
+	// NodeDown and NodeUp tell that one of several nodes is down, or up again, to the Trace of the mutex whose call has
+	// noticed it.
 	NodeDown, NodeUp func(TraceNode)
 
 	// Dropped tells how many events were dropped since the last one that was told.
@@ -128,7 +129,7 @@ type TraceNode struct {
 	Err  error // why it is down; nil: it is up
 }
 
-// WithTrace has the functions of t told what becomes of the locks of this mutex. Mutexes may share a Trace.
+// WithTrace makes the mutex call the functions of t on the events of its locks. Mutexes may share a Trace.
 func WithTrace(t *Trace) MutexOption {
 	return func(m *RWMutex) error {
 		if t == nil {

@@ -241,7 +241,7 @@ func (r *runner) supervise(lock *redismutex.Lock, c *child) error {
 		case <-c.ended:
 			c.killRest(min(r.grace, time.Until(lock.Until())-margin))
 			if r.lost != nil {
-				return exitError{exitLost, fmt.Errorf("%q was lost, and the command was ended", r.name)}
+				return exitError{exitLost, fmt.Errorf("%q: the lock ended before the command, which was ended, too", r.name)}
 			}
 			return c.exit()
 		case s := <-r.signals:

@@ -1,4 +1,4 @@
-// Package acquisition is a request for a lock over one node or several, from the first call to the last: it waits, is
+// Package acquisition has the requests for locks on one node or several, each from its first call to its last: it waits, is
 // held, and is released or lost.
 //
 // # States

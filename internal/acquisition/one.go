@@ -96,7 +96,7 @@ func (n *oneNode) explainRefusal() error {
 func (n *oneNode) explainLoss(why error) error { return n.parts[0].withCause(why) }
 
 func (n *oneNode) explainTally(ctx context.Context, t tally, call, _ string) error {
-	key, why := n.Keys.Name(), lockerr.Redis(errors.New("the answer makes no sense"))
+	key, why := n.Keys.Name(), lockerr.Redis(errors.New("unexpected reply"))
 	if len(t.errs) > 0 {
 		why = t.errs[0].err
 	}

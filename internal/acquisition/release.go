@@ -23,7 +23,7 @@ func (a *Acquisition) release(ctx context.Context, next *Acquisition) error {
 	case quorum.Yes:
 		return nil
 	case quorum.No:
-		return fmt.Errorf("%w: %q: it was not held any more when it was unlocked", lockerr.ErrLockLost, a.Keys.Name())
+		return fmt.Errorf("%w: %q: it was no longer held when it was unlocked", lockerr.ErrLockLost, a.Keys.Name())
 	}
 	return a.nodes.explainTally(ctx, t, "unlock", "have released it")
 }

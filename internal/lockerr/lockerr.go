@@ -23,7 +23,7 @@ var (
 	ErrNotHeld  = errors.New("redismutex: not held")
 	ErrUpgrade  = errors.New("redismutex: a read lock cannot become a write lock")
 	ErrRedis    = errors.New("redismutex: redis failed")
-	ErrNotLock  = errors.New("redismutex: key holds data that is no lock")
+	ErrNotLock  = errors.New("redismutex: key holds data that is not a lock")
 	ErrInvalid  = errors.New("redismutex: invalid argument")
 )
 

@@ -1,5 +1,5 @@
-// Package logger writes what no caller is there to be told: failures in the background, each with the key it concerns
-// and with what the library does about it.
+// Package logger logs failures in the background, of which no caller learns: each with its key, and with what the library
+// does about it.
 package logger
 
 import (

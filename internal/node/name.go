@@ -47,7 +47,7 @@ func (p *processName) set(name string) error {
 	case name == "" || len(name) > maxName || safe(name) != name:
 		return fmt.Errorf("%w: process name %.100q, want 1 to %d letters, digits and -_./", lockerr.ErrInvalid, name, maxName)
 	case p.unique != "":
-		return fmt.Errorf("%w: process name %q: the process has made a mutex under another name", lockerr.ErrInvalid, name)
+		return fmt.Errorf("%w: process name %q: it has to be set before the first mutex is made", lockerr.ErrInvalid, name)
 	}
 	p.given = name
 	return nil

@@ -1,7 +1,7 @@
 // Package node is one Redis client and what this process keeps for it: its calls, its mailbox, its renewer and its
 // health.
 //
-// What a node learns of a lease it tells the lease's [Owner]: that is the one way up.
+// A node tells the changes of a lease to the lease's [Owner]; it calls nothing else of the packages above it.
 package node
 
 import (

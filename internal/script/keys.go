@@ -26,7 +26,7 @@ func NewKeys(name string) (*Keys, error) {
 	base, tagged := name, hasHashTag(name)
 	switch {
 	case !tagged && strings.Contains(name, "}"):
-		return nil, fmt.Errorf("%w: name %q: a \"}\" without a hash tag leaves no other key in its slot", lockerr.ErrInvalid, name)
+		return nil, fmt.Errorf("%w: name %q: it has a \"}\" but no hash tag, so the lock's other keys could not be in its slot", lockerr.ErrInvalid, name)
 	case !tagged:
 		base = "{" + name + "}:"
 	case name[0] == '{' && strings.IndexByte(name, '}') == len(name)-1:
@@ -36,7 +36,7 @@ func NewKeys(name string) (*Keys, error) {
 	}
 	for _, suffix := range []string{"lock-intent", "lease", "token"} {
 		if tagged && (strings.HasSuffix(name, ":"+suffix) || strings.HasSuffix(name, ":its-"+suffix)) {
-			return nil, fmt.Errorf("%w: name %q: with that ending it is a key of another lock", lockerr.ErrInvalid, name)
+			return nil, fmt.Errorf("%w: name %q: it is the name of a key of another lock", lockerr.ErrInvalid, name)
 		}
 	}
 	// One string for all of them: a held lock keeps it.
