@@ -14,8 +14,8 @@ import (
 //   - operations of one other Queue may overtake it in one turn: in no longer a time than that, and bound;
 //   - a reader may overtake a writer that stands behind a reader of its own Queue, and join that one, also if that one gives
 //     up as it is granted the lock. A reader of another Class of that Queue may have asked later and stand in front;
-//   - anybody may overtake it within bound after the head of its Queue, of the other kind, has given up: what the head has
-//     asked for is replaced, and the acquire for the next one is under way. The same holds if what the Queue had in Redis, as
+//   - anybody may overtake it within bound after the head of its Queue has given up, if the next one is of the other kind:
+//     what the head has asked for is replaced, and the acquire for the next one is under way. The same holds if what the Queue had in Redis, as
 //     its holder or for its head, was revoked: until the Queue knows, nothing of it waits there.
 func Turns(ops []Op, bound, turn time.Duration) error {
 	for _, line := range groups(ops, func(o *Op) string { return o.Key + "\x00" + o.Class }) {
@@ -47,15 +47,17 @@ func inOrderOfGrant(line []*Op) []*Op {
 	return granted
 }
 
-// replaced reports whether p was granted while nothing waited for o: a request in front of o in its queue, of the other kind,
-// had given up a moment before, or one of its queue was revoked.
+// replaced reports whether p was granted while nothing waited for o: a request in front of o in its queue had given up a moment
+// before, and the next one is of the other kind, or one of its queue was revoked.
 func replaced(ops []Op, o, p *Op, bound time.Duration) bool {
 	return slices.ContainsFunc(ops, func(h Op) bool {
 		if !h.sharesQueue(o) {
 			return false
 		}
 		since := p.Got - Earlier(h.Ended, h.Unlocking)
-		gaveUp := h.writes() != o.writes() && h.Got == 0 && h.Ended != 0 && h.mayPrecede(o) && since >= 0
+		gaveUp := h.Got == 0 && h.Ended != 0 && h.mayPrecede(o) && since >= 0 && slices.ContainsFunc(ops, func(next Op) bool {
+			return next.sharesQueue(o) && next.writes() != h.writes() && next.mayPrecede(o) && next.waited() > p.Got
+		})
 		revoked := h.Revoked != 0 && h.Revoked <= p.Got
 		return (gaveUp || revoked) && since <= int64(bound)
 	})

@@ -235,6 +235,7 @@ type node struct {
 	mu       sync.Mutex
 	ahead    time.Duration // how far its clock is ahead
 	back     time.Duration // how far it was set back
+	faults   int           // how many faults cut it off
 	looks    []look
 }
 

@@ -221,17 +221,28 @@ func (e *era) freeze(name string, n *node, lasts time.Duration, meanwhile func()
 	e.injected(name)
 	e.faults.Go(func() {
 		before := n.link.Effects().Swallowed
-		n.link.Hole(true, true)
+		n.cutOff(1)
 		if meanwhile != nil {
 			meanwhile()
 		}
 		redistest.Elapse(lasts)
-		n.link.Hole(false, false)
-		n.link.Cut()
+		n.cutOff(-1)
 		if meanwhile == nil {
 			e.took(name, n.link.Effects().Swallowed > before)
 		}
 	})
+}
+
+// cutOff cuts the node off from all processes for one more fault, or one less. An emptied node must not come back when another
+// fault ends.
+func (n *node) cutOff(faults int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.faults += faults
+	n.link.Hole(n.faults > 0, n.faults > 0)
+	if n.faults == 0 {
+		n.link.Cut()
+	}
 }
 
 // empties deletes all data of a node.
