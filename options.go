@@ -163,6 +163,7 @@ const (
 
 // configure sets in c what the settings come to with n nodes.
 func (s *settings) configure(c *acquisition.Config, n int) error {
+	c.Log = logger.Logger{Own: s.logger}
 	part := func(factor float64) time.Duration { return time.Duration(factor * float64(s.ttl)) }
 	if s.turn > s.ttl/4 {
 		return fmt.Errorf("%w: turn %v, want at most a quarter of the TTL of %v", ErrInvalid, s.turn, s.ttl)
@@ -173,7 +174,6 @@ func (s *settings) configure(c *acquisition.Config, n int) error {
 		c.Drift = part(*s.drift)
 	}
 	c.Drift += minDrift
-	c.Log = logger.Logger{Own: s.logger}
 	c.WritersFirst, c.ReadersFirst = s.order == writersFirst, s.order == readersFirst
 	if n <= 1 {
 		if s.timeout != nil {

@@ -4,7 +4,9 @@ package redismutex
 
 import (
 	"context"
+	"log/slog"
 	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -96,8 +98,11 @@ func TestLossWithABrokenParentStopsNobody(t *testing.T) {
 	})
 }
 
-// A hookOnce ends the goroutine of the next command, once it is set.
-type hookOnce struct{ on *atomic.Bool }
+// A hookOnce ends the goroutine of the next command, once it is set. If it has an argument, that command has it.
+type hookOnce struct {
+	on  *atomic.Bool
+	arg any
+}
 
 func (h hookOnce) DialHook(next redis.DialHook) redis.DialHook { return next }
 func (h hookOnce) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
@@ -105,7 +110,7 @@ func (h hookOnce) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Proc
 }
 func (h hookOnce) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	return func(ctx context.Context, c redis.Cmder) error {
-		if h.on.CompareAndSwap(true, false) {
+		if (h.arg == nil || slices.Contains(c.Args(), h.arg)) && h.on.CompareAndSwap(true, false) {
 			runtime.Goexit()
 		}
 		return next(ctx, c)
@@ -115,7 +120,7 @@ func (h hookOnce) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 // T11: a hook that ends the goroutine of an acquire in the background does not stop the queue.
 func TestHookThatEndsABackgroundAcquireStopsNobody(t *testing.T) {
 	inBubble(t, func(w *world) {
-		rc, hook := w.client(nil), hookOnce{new(atomic.Bool)}
+		rc, hook := w.client(nil), hookOnce{on: new(atomic.Bool)}
 		m, other := NewMutex(rc, "x"), NewMutex(w.client(nil), "x")
 		held := w.lock(other, true)
 		ctx, cancel := context.WithCancel(context.Background())
@@ -137,7 +142,7 @@ func TestHookThatEndsABackgroundAcquireStopsNobody(t *testing.T) {
 // A call whose hook ends the goroutine returns, whether its context can end or not.
 func TestHookThatEndsACallEndsTheWait(t *testing.T) {
 	inBubble(t, func(w *world) {
-		rc, hook := w.client(nil), hookOnce{new(atomic.Bool)}
+		rc, hook := w.client(nil), hookOnce{on: new(atomic.Bool)}
 		m := NewMutex(rc, "x")
 		rc.AddHook(hook)
 		ctx, cancel := context.WithCancel(context.Background())
@@ -156,6 +161,58 @@ func TestHookThatEndsACallEndsTheWait(t *testing.T) {
 			t.Fatalf("LockContext has not returned after %v", 10*DefaultTTL)
 		}
 	})
+}
+
+// A waiter whose server has lost its data asks again in the background. If a hook ends that goroutine, it asks once more.
+func TestHookThatEndsAnAcquireInTheBackgroundEndsNoWait(t *testing.T) {
+	for _, turn := range []time.Duration{0, DefaultTurn} {
+		inBubble(t, func(w *world) {
+			rc, hook := w.client(nil), hookOnce{new(atomic.Bool), "join:0"}
+			held := w.lock(NewMutex(w.client(nil), "x"), true)
+			next := w.later(NewMutex(rc, "x", WithTurn(turn)), true)
+			rc.AddHook(hook)
+			hook.on.Store(true)
+			w.Redis.FlushAll()
+			<-held.Done()
+			w.unlock(w.within(3*DefaultTTL, next))
+			if hook.on.Load() {
+				t.Error("nothing was asked again")
+			}
+		})
+	}
+}
+
+// A call without an error to return logs it, also where there is no mutex, or a bad one.
+func TestBadMutexLogsItsError(t *testing.T) {
+	if l, ok := (*RWMutex)(nil).Lock(); l != nil || ok {
+		t.Error("nil was locked")
+	}
+	var own strings.Builder
+	m := NewMutex(redis.NewClient(&redis.Options{}), "x", WithTurn(time.Hour), WithLogger(slog.New(slog.NewTextHandler(&own, nil))))
+	if l, ok := m.Lock(); l != nil || ok || !strings.Contains(own.String(), "want at most a quarter of the TTL") {
+		t.Errorf("its logger has %q", own.String())
+	}
+}
+
+// A downgrade whose hook ends the goroutine returns, whether its context can end or not.
+func TestHookThatEndsADowngradeEndsTheCall(t *testing.T) {
+	for _, turn := range []time.Duration{0, DefaultTurn} {
+		inBubble(t, func(w *world) {
+			rc, hook := w.client(nil), hookOnce{on: new(atomic.Bool)}
+			l := w.lock(NewMutex(rc, "x", WithTurn(turn)), true)
+			rc.AddHook(hook)
+			hook.on.Store(true)
+			done := make(chan error, 1)
+			go func() { done <- l.Downgrade(context.Background()) }()
+			select {
+			case err := <-done:
+				w.matches(err, ErrRedis)
+			case <-time.After(10 * DefaultTTL):
+				t.Fatalf("Downgrade has not returned after %v", 10*DefaultTTL)
+			}
+			w.unlock(l)
+		})
+	}
 }
 
 // An unlock whose parent context panics, on the goroutine of a caller that recovers, does not leave the lock to be renewed

@@ -11,6 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 	"github.com/redismutex/redismutex/internal/acquisition"
 	"github.com/redismutex/redismutex/internal/lockerr"
+	"github.com/redismutex/redismutex/internal/logger"
 	"github.com/redismutex/redismutex/internal/node"
 	"github.com/redismutex/redismutex/internal/script"
 )
@@ -217,7 +218,11 @@ func (r request) with(opt []LockOption) (request, error) {
 func (m *RWMutex) lockOrLog(r request, opt []LockOption) (*Lock, bool) {
 	l, err := m.lock(r, opt)
 	if err != nil && (!errors.Is(err, ErrLock) || errors.Is(err, ErrRedis)) {
-		m.config.Log.Error("", "", err)
+		var log logger.Logger
+		if m != nil {
+			log = m.config.Log
+		}
+		log.Error("", "", err)
 	}
 	return l, err == nil
 }

@@ -7,6 +7,7 @@ import (
 
 	"github.com/redismutex/redismutex/internal/clock"
 	"github.com/redismutex/redismutex/internal/lockerr"
+	"github.com/redismutex/redismutex/internal/node"
 	"github.com/redismutex/redismutex/internal/quorum"
 	"github.com/redismutex/redismutex/internal/script"
 )
@@ -41,11 +42,15 @@ func (a *Acquisition) tellWriters(ctx context.Context, u User, writers []*part, 
 		open[p] = true
 		p.sent.Store(int64(clock.Always)) // the downgrade has not been written yet
 		front := next.partOn(p.node)
-		p.node.Go(func() { votes <- p.downgrade(context.WithoutCancel(ctx), front) })
+		p.node.Go(func() {
+			v := vote{part: p, err: node.ErrPanicked} // stays if a hook ends the goroutine
+			defer func() { votes <- v }()
+			v = p.downgrade(context.WithoutCancel(ctx), front)
+		})
 	}
 	for _, n := range a.Config.Nodes {
 		if !slices.ContainsFunc(writers, func(p *part) bool { return p.node == n }) {
-			next.partOn(n).acquireAlone()
+			next.partOn(n).start()
 		}
 	}
 	a.nodes.collect(ctx, &t, open, votes)
@@ -120,7 +125,7 @@ func (p *part) downgrade(ctx context.Context, front *part) vote {
 	n, place := p.node, p.node.Limiter.Releases
 	if err := n.Admit(ctx, place, p.acq.Config.Timeout); err != nil {
 		p.Look()
-		front.acquireAlone()
+		front.start()
 		return vote{part: p, err: err}
 	}
 	sent := clock.Now()

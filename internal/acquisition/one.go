@@ -41,7 +41,7 @@ func (n *oneNode) release(ctx context.Context, next *Acquisition) (t tally) {
 	if p.in {
 		t.add(p.release(ctx, front))
 	} else {
-		front.acquireAlone()
+		front.start()
 	}
 	return t
 }
@@ -74,7 +74,7 @@ func (n *oneNode) onTimeout(p *part) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if p.active() && !p.in && !n.try {
-		go p.acquire(context.Background())
+		p.start()
 	}
 }
 

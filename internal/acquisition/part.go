@@ -87,6 +87,23 @@ func (p *part) acquire(ctx context.Context) {
 	}
 }
 
+// start has p ask its node in the background. P may be nil.
+func (p *part) start() {
+	if p == nil {
+		return
+	}
+	go func() {
+		returned := false
+		defer func() {
+			if !returned && len(p.acq.parts) == 1 { // a hook has ended the goroutine; with several nodes there is a time-out
+				p.acq.Abandon()
+			}
+		}()
+		p.acquire(context.Background())
+		returned = true
+	}()
+}
+
 // listen opens the mailbox for messages to p, and waits until it listens or for so long that looking is better. A message
 // may overtake the reply to the acquire, so this comes before the acquire is sent.
 func (p *part) listen(ctx context.Context) {
@@ -357,7 +374,7 @@ func (p *part) yield() {
 	p.node.Renewer.Release(&p.Lease)
 	next := p.replace()
 	next.join = true
-	go next.acquire(context.Background())
+	next.start()
 }
 
 // Fail.
@@ -468,7 +485,7 @@ func (p *part) acquireSoon() {
 	case p.failed > 1:
 		p.node.Renewer.Wake(&p.Lease, clock.Now().Add(min(minBackoff<<(p.failed-1), maxBackoff)))
 	default:
-		go p.acquire(context.Background())
+		p.start()
 	}
 }
 

@@ -1,6 +1,7 @@
 package acquisition
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"strings"
@@ -108,6 +109,37 @@ func TestMessageWithLittleTrustLeftIsChecked(t *testing.T) {
 		}
 		if err := other.Release(t.Context()); err != nil {
 			t.Fatal(err)
+		}
+		redistest.Elapse(time.Minute)
+	})
+}
+
+// A request over several nodes that is superseded while it waits to be made is no error of Redis, whatever the nodes do.
+func TestSupersededRequestIsNotMade(t *testing.T) {
+	redistest.MiniLocks(t)
+	synctest.Test(t, func(t *testing.T) {
+		c := &Config{Ranks: Ranks}
+		c.TTL, c.Timeout, c.Durations = ttl, ttl/20, script.NewDurations(ttl)
+		for range 3 {
+			_, rc := redistest.Mini(t)
+			c.Nodes = append(c.Nodes, node.Of(rc))
+		}
+		requests := c.Nodes[0].Requests
+		for requests.TryAcquire(1) {
+		}
+		a, got := request(t, c, "x"), make(chan error, 1)
+		go func() { got <- a.Acquire(t.Context()) }()
+		synctest.Wait()
+		for _, n := range c.Nodes[1:] {
+			n.Health.MarkDown(errors.New("no answer"))
+		}
+		a.Supersede()
+		requests.Release(1)
+		if err := <-got; err != ErrRetry {
+			t.Errorf("want %v, got %v", ErrRetry, err)
+		}
+		if !requests.TryAcquire(1) {
+			t.Error("its place was not given back")
 		}
 		redistest.Elapse(time.Minute)
 	})

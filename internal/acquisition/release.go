@@ -38,7 +38,7 @@ func (p *part) release(ctx context.Context, front *part) vote {
 		}
 	}()
 	if err := n.Admit(ctx, place, p.acq.Config.Timeout); err != nil {
-		front.acquireAlone()
+		front.start()
 		return vote{part: p, err: err}
 	}
 	n.Renewer.Forget(&p.Lease) // until now it was renewed

@@ -83,6 +83,10 @@ func (s *severalNodes) askEach(ctx context.Context) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.state != pending { // it is not wanted any more
+		requests.Release(1)
+		return ErrRetry
+	}
 	if waited && up < majority && !s.outlives {
 		requests.Release(1)
 		for i, p := range s.parts {
@@ -306,7 +310,7 @@ func (s *severalNodes) onTimeout(p *part) {
 		}
 	case !p.active() || p.in || s.try:
 	case p.node.Health.Down() == nil:
-		go p.acquire(context.Background())
+		p.start()
 	default:
 		s.ping(p)
 		p.acquireLater()
@@ -415,7 +419,7 @@ func (s *severalNodes) release(ctx context.Context, next *Acquisition) (t tally)
 			p.leaveMailbox()
 			p.node.Renewer.Forget(&p.Lease)
 		}
-		next.partOn(p.node).acquireAlone()
+		next.partOn(p.node).start()
 	}
 	s.mu.Unlock()
 	s.collect(ctx, &t, open, s.votes)

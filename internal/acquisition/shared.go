@@ -92,13 +92,6 @@ func (a *Acquisition) partOn(n *node.Node) *part {
 	return a.parts[slices.Index(a.Config.Nodes, n)]
 }
 
-// acquireAlone acquires p, which cannot go in front of a release. P may be nil.
-func (p *part) acquireAlone() {
-	if p != nil {
-		go p.acquire(context.Background())
-	}
-}
-
 // callBehind makes a call for p, behind the acquire of front unless that is nil.
 func (p *part) callBehind(ctx context.Context, front *part, c script.Command, place node.Place) (script.Reply, error) {
 	a := p.acq
@@ -110,11 +103,7 @@ func (p *part) callBehind(ctx context.Context, front *part, c script.Command, pl
 		return p.node.Call(ctx, a.Config.TTL, c, place)
 	}
 	sent := clock.Now()
-	onAcquired := func(r script.Reply, err error) {
-		if again := front.onAcquired(sent, r, err); again != nil {
-			go again.acquire(context.Background())
-		}
-	}
+	onAcquired := func(r script.Reply, err error) { front.onAcquired(sent, r, err).start() }
 	return p.node.CallBoth(ctx, a.Config.TTL, front.acquireCommand(false), onAcquired, c, place)
 }
 

@@ -1,6 +1,6 @@
 // Package mutation checks that the tests find bugs. It breaks the library in one
 // place at a time, in ways in which other locks were broken, and each mutant must be
-// caught: by the model (TestScripts… of the root package), by the simulation
+// caught: by the model (TestScripts… of internal/script), by the simulation
 // (internal/sim), or, if random tests seldom reach it, by a test of its own.
 //
 // The library contains no code for this: go's -overlay replaces a file by its mutant.
@@ -252,6 +252,10 @@ var mutants = []mutant{
 	{"a trace that blocks is waited for", "trace.go", "		q.told = true\n		go t.run(m)\n", "		q.told = true\n		t.queue.mu.Unlock()\n		t.run(m)\n		t.queue.mu.Lock()\n", scenario("TestTraceThatBlocksHarmsNoLock")},
 	{"a function of a trace ends the others", "trace.go", "		if !returned { // a function has ended the goroutine\n", "		if !returned && false {\n", scenario("TestTraceGoesOnAfterAFunctionThatEndsItsGoroutine")},
 	{"what a trace misses is not counted", "trace.go", "		q.dropped++\n", "", scenario("TestTraceThatBlocksHarmsNoLock")},
+
+	{"a background acquire that a hook ends is not made again", "internal/acquisition/part.go", "			if !returned && len(p.acq.parts) == 1 {", "			if false && !returned {", scenario("TestHookThatEndsAnAcquireInTheBackgroundEndsNoWait")},
+	{"a downgrade that a hook ends has no vote", "internal/acquisition/downgrade.go", "			defer func() { votes <- v }()\n			v = p.downgrade(context.WithoutCancel(ctx), front)\n", "			v = p.downgrade(context.WithoutCancel(ctx), front)\n			votes <- v\n", scenario("TestHookThatEndsADowngradeEndsTheCall")},
+	{"a request that is not wanted any more is made", "internal/acquisition/several.go", "	if s.state != pending { // it is not wanted any more\n", "	if false {\n", checker{"./internal/acquisition", "^TestSupersededRequestIsNotMade$", []string{"-timeout=20s"}}},
 
 	// What an operator does, and what bounds a lock.
 	{"a short TTL closes the mailbox", "internal/mailbox/mailbox.go", "open.After(b.open)", "true", scenario("TestHolderWithALongTTLListensAfterOneWithAShortOne")},

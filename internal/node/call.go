@@ -14,8 +14,8 @@ import (
 // ErrInterrupted is returned by a call whose context has ended. The call itself goes on.
 var ErrInterrupted = errors.New("interrupted")
 
-// errPanicked is the error of a call that may have been sent: a hook of the client has panicked, or has ended the goroutine.
-var errPanicked = lockerr.Redis(errors.New("a hook of the client has panicked"))
+// ErrPanicked is the error of a call that may have been sent: a hook of the client has panicked, or has ended the goroutine.
+var ErrPanicked = lockerr.Redis(errors.New("a hook of the client has panicked"))
 
 // Call is Run, but returns ErrInterrupted as soon as ctx ends, while the call goes on by itself: a context does not
 // interrupt go-redis in a read. When the call has ended it frees its place in the limiter.
@@ -44,7 +44,7 @@ func (n *Node) CallBoth(ctx context.Context, ttl time.Duration, first script.Com
 		answered := false
 		defer func() {
 			if !answered {
-				onFirst(script.Reply{}, errPanicked)
+				onFirst(script.Reply{}, ErrPanicked)
 			}
 		}()
 		calls := []*call{{command: first.WithSource()}, {command: second}}
@@ -99,7 +99,7 @@ func await[T any](ctx context.Context, n *Node, f func() (T, error)) (none T, _ 
 	}
 	answers := make(chan answer, 1)
 	n.Go(func() {
-		a := answer{err: errPanicked}
+		a := answer{err: ErrPanicked}
 		defer func() { answers <- a }()
 		a.reply, a.err = f()
 	})
