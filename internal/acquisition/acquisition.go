@@ -36,7 +36,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/redismutex/redismutex/internal/clock"
 	"github.com/redismutex/redismutex/internal/lockerr"
@@ -151,15 +150,6 @@ func (a *Acquisition) Init(c *Config, keys *script.Keys, write, try bool, origin
 	a.parts, a.nodes = a.array[:], (*oneNode)(a)
 }
 
-// age returns for how long a has been asked for. Its place in the queue of one node is that of a request made so long ago;
-// with several nodes its score says that.
-func (a *Acquisition) age() time.Duration {
-	if a.asked == 0 {
-		return 0
-	}
-	return time.Duration(clock.Now() - a.asked)
-}
-
 // ID returns the id under which the first node knew it, or was asked for it, when it was granted.
 func (a *Acquisition) ID() string { return a.nodes.id() }
 
@@ -194,8 +184,8 @@ func (a *Acquisition) Acquire(ctx context.Context) error {
 	return err
 }
 
-// wait waits until a is held, or will not be held, or ctx ends.
-func (a *Acquisition) wait(ctx context.Context) error {
+// Wait waits until a is held, or will not be held, or ctx ends. It goes on where Acquire has returned ErrWaiting.
+func (a *Acquisition) Wait(ctx context.Context) error {
 	for {
 		a.mu.Lock()
 		state := a.state
@@ -219,17 +209,19 @@ func (a *Acquisition) wait(ctx context.Context) error {
 		select {
 		case <-signal:
 		case <-ctx.Done():
-			if a.waitsOn() {
-				return ErrWaiting
-			}
 			return a.refused(ctx)
 		}
 	}
 }
 
-// refused returns the error of a request that came to nothing, also if it was granted a moment ago.
+// refused returns the error of a request that came to nothing, also if it was granted a moment ago; or ErrWaiting if it goes on
+// without the caller.
 func (a *Acquisition) refused(ctx context.Context) error {
 	a.mu.Lock()
+	if a.shared && a.state == pending && a.queued {
+		a.mu.Unlock()
+		return ErrWaiting
+	}
 	a.state = abandoned
 	if ctx.Err() != nil {
 		a.releaseInBackground()
@@ -243,7 +235,7 @@ func (a *Acquisition) refused(ctx context.Context) error {
 		err = a.nodes.explainRefusal()
 	}
 	a.mu.Unlock()
-	_ = a.Release(ctx) // of what some nodes have granted
+	_ = a.Release(ctx, nil) // of what some nodes have granted
 	return err
 }
 
@@ -290,10 +282,15 @@ func (a *Acquisition) admits(u User) error {
 // Usable returns nil, or an error that matches ErrUnlocked, ErrLockLost, ErrRevoked or ErrMaxHold if u has ended. If the lease
 // is over, it is lost from now on, although no timer may have fired.
 func (a *Acquisition) Usable(u User) error {
-	a.loseIfExpired()
+	var n news
 	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.usable(u)
+	if a.state == held && a.Until() <= clock.Now() {
+		n = a.lose(node.ErrExpired)
+	}
+	err := a.usable(u)
+	a.mu.Unlock()
+	n.tell()
+	return err
 }
 
 func (a *Acquisition) usable(u User) error {
@@ -313,15 +310,6 @@ func (a *Acquisition) ended(u User) error {
 		return fmt.Errorf("%w: %q", lockerr.KindOf(*a.cause), a.Keys.Name())
 	}
 	return nil
-}
-
-// Leave removes a user and reports whether it was the last one. Release has to follow then. The error is that of Usable.
-func (a *Acquisition) Leave(u User) (last bool, err error) {
-	a.loseIfExpired()
-	if err := a.Remove(u); err != nil {
-		return false, err
-	}
-	return a.Close()
 }
 
 // Overdue notes that a user has held a for as long as it may, and reports whether it still holds it. A whose users are all
@@ -419,20 +407,6 @@ func (a *Acquisition) updateTrust() {
 		slices.Sort(ends)
 		a.until.Store(int64(ends[len(ends)-majority]))
 	}
-}
-
-// loseIfExpired loses a lock whose lease is over.
-func (a *Acquisition) loseIfExpired() {
-	if a.Until() > clock.Now() {
-		return
-	}
-	var n news
-	a.mu.Lock()
-	if a.state == held {
-		n = a.lose(node.ErrExpired)
-	}
-	a.mu.Unlock()
-	n.tell()
 }
 
 // lose ends a held lock. Its users are told when the mutex is free again. The mutex is held.

@@ -12,30 +12,36 @@ import (
 	"github.com/redismutex/redismutex/internal/script"
 )
 
-// Downgrade makes a, a write lock of which u is the only user that writes, a read lock, as described for Lock.Downgrade.
+// A Downgrade is a write lock that has become a read lock here. The nodes have to be told.
 //
-// The nodes change one by one. One that has not changed yet admits no reader, and one that has admits no writer: so no other
-// writer gets the lock between the first node and the last.
-func (a *Acquisition) Downgrade(ctx context.Context, u User) error {
-	tell, err := a.BeginDowngrade(u)
-	if err != nil {
-		return err
-	}
-	return tell(ctx, nil)
+// They change one by one. One that has not changed yet admits no reader, and one that has admits no writer: so no other writer
+// gets the lock between the first node and the last.
+type Downgrade struct {
+	acq     *Acquisition
+	user    User
+	writers []*part // that hold as writers
 }
 
-// BeginDowngrade is the first half of Downgrade: a is a read lock from now on. Tell, which has to be called, is the other
-// half: it tells the nodes. Unless next is nil, that has not been sent, and its acquire goes in front on each node, in the
-// same round trip; it has to be waited for with Wait.
-func (a *Acquisition) BeginDowngrade(u User) (tell func(ctx context.Context, next *Acquisition) error, err error) {
-	writers, err := a.becomeReader(u)
-	if err != nil {
-		return nil, err
+// BeginDowngrade makes a, a write lock of which u is the only user that writes, a read lock, as described for Lock.Downgrade.
+// Parts that do not hold are replaced by readers. Tell has to be called for the others.
+func (a *Acquisition) BeginDowngrade(u User) (Downgrade, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	switch err := a.usable(u); {
+	case err != nil:
+		return Downgrade{}, err
+	case !a.users.writing(u, a.wrote):
+		return Downgrade{}, fmt.Errorf("%w: downgrade %q: it is a read lock", lockerr.ErrInvalid, a.Keys.Name())
+	case a.users.writers(a.wrote) > 1:
+		return Downgrade{}, fmt.Errorf("%w: downgrade %q: unlock the nested write locks first", lockerr.ErrInvalid, a.Keys.Name())
 	}
-	return func(ctx context.Context, next *Acquisition) error { return a.tellWriters(ctx, u, writers, next) }, nil
+	return Downgrade{a, u, a.makeReader()}, nil
 }
 
-func (a *Acquisition) tellWriters(ctx context.Context, u User, writers []*part, next *Acquisition) error {
+// Tell tells the nodes. Unless next is nil, that has not been sent, and its acquire goes in front on each node, in the same
+// round trip; it has to be waited for with Wait.
+func (d Downgrade) Tell(ctx context.Context, next *Acquisition) error {
+	a, writers := d.acq, d.writers
 	var t tally
 	open, votes := map[*part]bool{}, make(chan vote, len(writers))
 	for _, p := range writers {
@@ -61,7 +67,7 @@ func (a *Acquisition) tellWriters(ctx context.Context, u User, writers []*part, 
 	}
 
 	a.mu.Lock()
-	err := a.usable(u)
+	err := a.usable(d.user)
 	for _, p := range a.parts {
 		if !p.Write && p.counts() { // it was acquired since, as a reader
 			t.yes++
@@ -74,23 +80,8 @@ func (a *Acquisition) tellWriters(ctx context.Context, u User, writers []*part, 
 	return a.nodes.explainTally(ctx, t, "downgrade", "have made the writer a reader")
 }
 
-// becomeReader makes a a read lock, and returns the parts that hold as writers. Those that do not hold are replaced by
-// readers.
-func (a *Acquisition) becomeReader(u User) (writers []*part, err error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	switch err := a.usable(u); {
-	case err != nil:
-		return nil, err
-	case !a.users.writing(u, a.wrote):
-		return nil, fmt.Errorf("%w: downgrade %q: it is a read lock", lockerr.ErrInvalid, a.Keys.Name())
-	case a.users.writers(a.wrote) > 1:
-		return nil, fmt.Errorf("%w: downgrade %q: unlock the nested write locks first", lockerr.ErrInvalid, a.Keys.Name())
-	}
-	return a.makeReader(), nil
-}
-
-// makeReader is becomeReader without a user that asks for it. The mutex is held.
+// makeReader makes a a read lock, and returns the parts that hold as writers. Those that do not hold are replaced by readers.
+// The mutex is held.
 func (a *Acquisition) makeReader() (writers []*part) {
 	a.write = false
 	for _, p := range a.parts {

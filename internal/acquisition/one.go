@@ -15,7 +15,7 @@ type oneNode Acquisition
 
 func (n *oneNode) acquire(ctx context.Context) error {
 	n.parts[0].acquire(ctx)
-	return (*Acquisition)(n).wait(ctx)
+	return (*Acquisition)(n).Wait(ctx)
 }
 
 func (n *oneNode) decide() {

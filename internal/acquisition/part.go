@@ -122,9 +122,14 @@ func (p *part) listen(ctx context.Context) {
 	}
 }
 
-// acquireCommand is the command that acquires p.
+// acquireCommand is the command that acquires p. Its place in the queue of one node is that of a request made when the process
+// began to wait; with several nodes its score says that.
 func (p *part) acquireCommand(try bool) script.Command {
-	return p.participant().Acquire(try, p.acq.Config.first(p.Write), p.acq.age())
+	var age time.Duration
+	if asked := p.acq.asked; asked != 0 {
+		age = time.Duration(clock.Now() - asked)
+	}
+	return p.participant().Acquire(try, p.acq.Config.first(p.Write), age)
 }
 
 // openMailbox opens the mailbox for messages to p. The channel is closed when it listens, or cannot.

@@ -104,10 +104,13 @@ func TestMessageWithLittleTrustLeftIsChecked(t *testing.T) {
 		}
 		a.mu.Unlock()
 		a.Supersede()
-		if last, err := other.Leave(u); !last || err != nil {
+		if err := other.Remove(u); err != nil {
+			t.Fatal(err)
+		}
+		if last, err := other.Close(); !last || err != nil {
 			t.Fatal(last, err)
 		}
-		if err := other.Release(t.Context()); err != nil {
+		if err := other.Release(t.Context(), nil); err != nil {
 			t.Fatal(err)
 		}
 		redistest.Elapse(time.Minute)

@@ -14,10 +14,10 @@ import (
 // Release releases a on every node and waits for the answers, as described for UnlockContext. With several nodes it waits
 // for each no longer than the node time-out, and for one that is down only if no majority is without it. What is not
 // confirmed goes on in the background.
-func (a *Acquisition) Release(ctx context.Context) error { return a.release(ctx, nil) }
-
-// release is Release, behind the acquire of next unless that is nil.
-func (a *Acquisition) release(ctx context.Context, next *Acquisition) error {
+//
+// Unless next is nil, that has not been sent, and its acquire goes in front on each node, in the same round trip: so the lock
+// is not handed on before next stands in the queue. Next has to be waited for with Wait.
+func (a *Acquisition) Release(ctx context.Context, next *Acquisition) error {
 	t, n := a.nodes.release(ctx, next), len(a.parts)
 	switch quorum.Decide(n, t.yes, n-t.yes-len(t.errs)) {
 	case quorum.Yes:

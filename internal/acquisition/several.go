@@ -61,7 +61,7 @@ func (s *severalNodes) acquire(ctx context.Context) error {
 		return err
 	}
 	defer s.answeredAll()
-	return s.wait(ctx)
+	return s.Wait(ctx)
 }
 
 // askEach asks every node, side by side. It returns an error if ctx ends before the request may be made, or if the

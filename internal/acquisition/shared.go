@@ -20,16 +20,6 @@ var ErrWaiting = errors.New("it waits on without the caller")
 // in the queue. If it outlives errors, it asks again after an error of its first attempt, too.
 func (a *Acquisition) Share(outlives bool) { a.shared, a.outlives = true, outlives }
 
-// Wait goes on where Acquire has returned ErrWaiting.
-func (a *Acquisition) Wait(ctx context.Context) error { return a.wait(ctx) }
-
-// waitsOn reports whether a goes on without a caller that gives up.
-func (a *Acquisition) waitsOn() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.shared && a.state == pending && a.queued
-}
-
 // Abandon ends a request that is not wanted any more, or a lock without users. What has been granted is released in the
 // background. It reports whether the nodes had granted it or put it into the queue.
 func (a *Acquisition) Abandon() (acknowledged bool) {
@@ -50,8 +40,7 @@ func (a *Acquisition) Abandon() (acknowledged bool) {
 }
 
 // Remove removes a user, also one that is overdue. The error is that of Usable otherwise, but Remove tells nobody of a loss:
-// the caller has a mutex of its own.
-// A without users is held until Close.
+// the caller has a mutex of its own. An acquisition without users is held until Close.
 func (a *Acquisition) Remove(u User) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -76,12 +65,6 @@ func (a *Acquisition) Close() (closed bool, err error) {
 	}
 	a.state = released
 	return true, nil
-}
-
-// ReleaseBehind is Release behind the acquire of next, which has not been sent: on each node both go in one round trip. So
-// the lock is not handed on before next stands in the queue. Next has to be waited for with Wait.
-func (a *Acquisition) ReleaseBehind(ctx context.Context, next *Acquisition) error {
-	return a.release(ctx, next)
 }
 
 // partOn returns the part of a on a node, or nil if a is nil. Another mutex may name the same nodes in another order.

@@ -138,27 +138,27 @@ func (g *Grant) Nest(u, outer acquisition.User, write bool) error {
 // process, or releases it.
 func (g *Grant) Unlock(ctx context.Context, u acquisition.User) error {
 	t := g.turn
-	if t.queue == nil {
-		last, err := t.acq.Leave(u)
-		if err != nil || !last {
-			return err
-		}
-		return t.acq.Release(ctx)
-	}
 	last, next, err := g.unlock(u)
 	switch {
 	case err == nil && last && next != nil:
-		return t.queue.behind(next, func() error { return t.acq.ReleaseBehind(ctx, &next.acq) })
+		return t.queue.behind(next, func() error { return t.acq.Release(ctx, &next.acq) })
 	case err == nil && last:
-		return t.acq.Release(ctx)
+		return t.acq.Release(ctx, nil)
+	case next != nil:
+		t.queue.goOn(next)
 	}
-	t.queue.goOn(next)
 	return err
 }
 
 // unlock returns whether the acquisition is to be released, and which one is to be made, also with an error.
 func (g *Grant) unlock(u acquisition.User) (last bool, next *turn, err error) {
 	t, q := g.turn, g.turn.queue
+	if q == nil {
+		if err = t.acq.Remove(u); err == nil {
+			last, err = t.acq.Close()
+		}
+		return last, nil, err
+	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if err := t.acq.Remove(u); err != nil { // if it was lost, Lost will be called
@@ -206,18 +206,14 @@ func (g *Grant) Lost() {
 
 // Downgrade makes u, the only lock of g that writes, a read lock.
 func (g *Grant) Downgrade(ctx context.Context, u acquisition.User) error {
-	t, q := g.turn, g.turn.queue
-	if q == nil {
-		return t.acq.Downgrade(ctx, u)
-	}
-	tell, next, err := g.becomeReader(u)
+	d, next, err := g.becomeReader(u)
 	switch {
 	case err != nil:
 		return err
 	case next == nil:
-		return tell(ctx, nil)
+		return d.Tell(ctx, nil)
 	}
-	return q.behind(next, func() error { return tell(ctx, &next.acq) })
+	return g.turn.queue.behind(next, func() error { return d.Tell(ctx, &next.acq) })
 }
 
 // behind makes a call behind the acquire of next. If a hook, a logger or a context panics meanwhile, another one is made.
@@ -234,15 +230,19 @@ func (q *queue) behind(next *turn, call func() error) error {
 	return err
 }
 
-// becomeReader returns the call that tells the nodes, and which acquisition is to be made in front of that, since the process
+// becomeReader returns what the nodes have to be told, and which acquisition is to be made in front of that, since the process
 // holds the lock for writing no more.
-func (g *Grant) becomeReader(u acquisition.User) (tell func(context.Context, *acquisition.Acquisition) error, next *turn, err error) {
+func (g *Grant) becomeReader(u acquisition.User) (d acquisition.Downgrade, next *turn, err error) {
 	t, q := g.turn, g.turn.queue
+	if q == nil {
+		d, err = t.acq.BeginDowngrade(u)
+		return d, nil, err
+	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	if tell, err = t.acq.BeginDowngrade(u); err == nil && g.write {
+	if d, err = t.acq.BeginDowngrade(u); err == nil && g.write {
 		g.write, t.users, t.write = false, 1, false
 		next = q.update()
 	}
-	return tell, next, err
+	return d, next, err
 }

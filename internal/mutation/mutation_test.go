@@ -206,7 +206,7 @@ var mutants = []mutant{
 	{"a queue that Redis has acknowledged ends with an error", "internal/localqueue/queue.go", "	t.acq.Share(q.acknowledged)\n", "	t.acq.Share(false)\n", scenario("TestQueueOutlivesErrors")},
 	{"the head's panic stops the queue", "internal/localqueue/queue.go", "			q.abort(w, mine)\n", "", scenario("TestQueueGoesOnAfterAPanic|TestOthersAreServedWhenTheHeadPanics")},
 	{"an acquire whose hook has panicked is not abandoned", "internal/acquisition/acquisition.go", "		if !returned {\n			a.Abandon()\n", "		if !returned && false {\n			a.Abandon()\n", scenario("TestQueueGoesOnAfterAPanic")},
-	{"a loss during an unlock drops the next acquisition", "internal/localqueue/grant.go", "	t.queue.goOn(next)\n	return err\n", "	if err == nil {\n		t.queue.goOn(next)\n	}\n	return err\n", checker{"./internal/localqueue", "^TestLossDuringAnUnlockIsNotTheEndOfTheQueue$", nil}},
+	{"a loss during an unlock drops the next acquisition", "internal/localqueue/grant.go", "	case next != nil:\n		t.queue.goOn(next)\n", "	case next != nil && err == nil:\n		t.queue.goOn(next)\n", checker{"./internal/localqueue", "^TestLossDuringAnUnlockIsNotTheEndOfTheQueue$", nil}},
 
 	// The bound of WithMaxHold.
 	{"an overdue lock is renewed", "internal/acquisition/acquisition.go", "		p.node.Renewer.Expire(&p.Lease)\n", "		_ = p\n", scenario("TestLockThatIsHeldForTooLongEnds")},
