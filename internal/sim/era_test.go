@@ -149,6 +149,11 @@ func (e *era) run(t *testing.T) {
 	e.healing = true
 	e.mu.Unlock()
 	e.faults.Wait()
+	for _, p := range e.processes {
+		for _, l := range p.links {
+			l.SetDelay(distance) // a link slower than the node time-out would keep its process from a majority for ever
+		}
+	}
 	if e.mood == chaos && e.random.IntN(2) == 0 {
 		e.kill(nil) // waiters of other processes now rely on their own renewals
 	}
