@@ -47,6 +47,8 @@ type core struct {
 	lock   weak.Pointer[Lock] // set, under the mutex of the acquisition, when that is renewed for the first time
 }
 
+func (c *core) acquisition() *acquisition.Acquisition { return c.grant.Acquisition() }
+
 var _ context.Context = (*Lock)(nil)
 
 // open acquires l, or nests it in outer unless that is nil. Unless l has a grant it waits in the queue of its key. It may
@@ -92,10 +94,10 @@ func (l *Lock) open(m *RWMutex, r request, outer *core, o *owner) error {
 // ID returns the id under which Redis knows the lock. Locks that a process passes on within a turn (see [WithTurn]) share
 // one id, as nested locks do. With several nodes the lock has another id on each; this is the one on the first node when
 // the lock was granted.
-func (l *Lock) ID() string { return l.grant.ID() }
+func (l *Lock) ID() string { return l.acquisition().ID() }
 
 // Key returns the Redis key that is locked.
-func (l *Lock) Key() string { return l.grant.Keys().Name() }
+func (l *Lock) Key() string { return l.acquisition().Keys.Name() }
 
 // Token returns the fencing token: it is greater than every token granted on this key before. What is written under the
 // lock can carry it, and a store that refuses a token lower than one it has seen refuses a holder that was paused for so
@@ -110,7 +112,7 @@ func (l *Lock) Token() uint64 { return l.grant.Token() }
 // Until returns the time at which trust in the lock ends unless it is renewed. It moves on with each renewal. It counts
 // from the moment before the last successful renewal was sent, less a margin for clocks that do not run alike (see
 // [WithDriftFactor]). With several nodes it is the time at which no majority of trusted leases is left.
-func (l *Lock) Until() time.Time { return l.grant.Until().Time() }
+func (l *Lock) Until() time.Time { return l.acquisition().Until().Time() }
 
 // Deadline returns the deadline of the parent context.
 func (l *Lock) Deadline() (deadline time.Time, ok bool) { return l.ctx.Deadline() }
@@ -122,7 +124,7 @@ func (l *Lock) Done() <-chan struct{} { return l.ctx.Done() }
 // process that was paused learns here that its lease is over, before any timer has fired.
 func (l *Lock) Err() error {
 	err := l.ctx.Err()
-	if err == nil && l.grant.Until() <= clock.Now() {
+	if err == nil && l.acquisition().Until() <= clock.Now() {
 		_ = l.usable()
 		err = l.ctx.Err()
 	}
@@ -166,7 +168,7 @@ func (l *Lock) do(f func(*Lock) error) error {
 	return err
 }
 
-func (l *Lock) logUnlock(err error) { l.grant.Config().Log.Error(l.Key(), "unlock", err) }
+func (l *Lock) logUnlock(err error) { l.acquisition().Config.Log.Error(l.Key(), "unlock", err) }
 
 // UnlockContext is Unlock and returns what became of the lock:
 //
@@ -249,7 +251,7 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 // usable returns nil, or an error that matches ErrUnlocked, ErrLockLost, ErrRevoked or ErrMaxHold. The lock's context is done
 // then, even if the goroutine that ended the lock has not canceled it yet.
 func (l *Lock) usable() error {
-	err := l.grant.Usable((*user)(l))
+	err := l.acquisition().Usable((*user)(l))
 	l.finish(err)
 	return err
 }
@@ -262,7 +264,7 @@ func (l *Lock) finish(err error) {
 	case errors.Is(err, ErrMaxHold):
 		l.cancel(ErrMaxHold)
 	case errors.Is(err, ErrLockLost), errors.Is(err, ErrRevoked):
-		l.cancel(l.grant.Cause())
+		l.cancel(l.acquisition().Cause())
 	}
 }
 
@@ -302,7 +304,8 @@ func (u *weakUser) Watch() (weakly acquisition.User, taken bool) { return u, u.l
 
 // Forget implements [acquisition.User]: nobody can unlock the lock any more.
 func (u *weakUser) Forget() {
-	if u.grant.Usable(u) != nil {
+	acq := u.grant.Acquisition()
+	if acq.Usable(u) != nil {
 		return
 	}
 	why := fmt.Errorf("nothing refers to it any more, and it was not unlocked in %v", time.Duration(clock.Now()-u.since).Round(time.Millisecond))
@@ -313,5 +316,5 @@ func (u *weakUser) Forget() {
 	case err != nil:
 		why = fmt.Errorf("%w: %w", why, err)
 	}
-	u.grant.Config().Log.Error(u.grant.Keys().Name(), "a lock was forgotten, and is released", why)
+	acq.Config.Log.Error(acq.Keys.Name(), "a lock was forgotten, and is released", why)
 }

@@ -69,6 +69,7 @@ func (b *bound) end() {
 		return
 	}
 	c.cancel(ErrMaxHold)
-	c.grant.Config().Log.Error(c.grant.Keys().Name(), "the lock is no longer renewed; it becomes free when it is unlocked or its lease ends",
+	acq := c.acquisition()
+	acq.Config.Log.Error(acq.Keys.Name(), "the lock is no longer renewed; it becomes free when it is unlocked or its lease ends",
 		fmt.Errorf("%w: it was not unlocked in %v", ErrMaxHold, c.most))
 }

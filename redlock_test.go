@@ -583,12 +583,12 @@ func TestUntilIsTheEndOfTheMajority(t *testing.T) {
 		var ends []clock.Instant
 		for _, i := range []int{4, 2, 0} { // each has been renewed for the last time at another time
 			ns.links[i].Hole(true, true)
-			ends = append(ends, clock.Now().Add(ns.minis[i].TTL("x")-l.grant.Config().Drift))
+			ends = append(ends, clock.Now().Add(ns.minis[i].TTL("x")-l.acquisition().Config.Drift))
 			redistest.Elapse(DefaultTTL / 8)
 		}
 		synctest.Wait()
 		slices.Sort(ends)
-		if until := l.grant.Until(); until != ends[2] {
+		if until := l.acquisition().Until(); until != ends[2] {
 			ns.Errorf("until %v, of %v", until, ends)
 		}
 	})

@@ -82,10 +82,11 @@ func (m *RWMutex) outerOf(r request) (outer *core, overdue error) {
 
 // admits returns nil if r can be nested in c, or an error that matches ErrMaxHold if it would wait for c, which is overdue.
 func (m *RWMutex) admits(c *core, r request) error {
-	if c.grant.Keys().Name() != r.keys.Name() || !c.grant.Config().SameNodes(&m.config) {
+	acq := c.acquisition()
+	if acq.Keys.Name() != r.keys.Name() || !acq.Config.SameNodes(&m.config) {
 		return errOtherLock
 	}
-	return c.grant.Admits((*weakUser)(c))
+	return acq.Admits((*weakUser)(c))
 }
 
 var errOtherLock = errors.New("a lock on another key, or on other nodes")
@@ -159,8 +160,8 @@ func (o *owner) granted(l *Lock) {
 	owners.Lock()
 	defer owners.Unlock()
 	for other := range o.locks {
-		if other != l.core && other.grant.Config().SameNodes(l.grant.Config()) {
-			other.grant.Supersede()
+		if other != l.core && other.acquisition().Config.SameNodes(l.acquisition().Config) {
+			other.acquisition().Supersede()
 		}
 	}
 }

@@ -295,7 +295,7 @@ func (c *tracedCall) onReturn(l *Lock, err error) {
 	}
 	e := TraceGranted{TraceCall: c.TraceCall, Time: l.since.Time(), ID: l.ID(), Token: l.Token()}
 	var pushed bool
-	e.Rank, pushed = l.grant.How()
+	e.Rank, pushed = l.acquisition().How()
 	switch {
 	case c.local:
 		e.By = ByTurn

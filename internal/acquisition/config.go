@@ -57,8 +57,8 @@ func (c *Config) Init() {
 	c.Kind = unique.Make(Kind{strings.Join(names, " "), c.TTL, c.Drift, c.Timeout, c.Turn, c.MaxHold, c.WritersFirst, c.ReadersFirst})
 }
 
-// first reports whether a writer, or a reader, goes before all waiters of the other kind.
-func (c *Config) first(write bool) bool { return c.WritersFirst && write || c.ReadersFirst && !write }
+// First reports whether a writer, or a reader, goes before all waiters of the other kind.
+func (c *Config) First(write bool) bool { return c.WritersFirst && write || c.ReadersFirst && !write }
 
 // SameNodes reports whether d has the nodes of c, in whatever order. A node is a client: two clients with the same
 // address may reach different servers.

@@ -129,7 +129,7 @@ func (p *part) acquireCommand(try bool) script.Command {
 	if asked := p.acq.asked; asked != 0 {
 		age = time.Duration(clock.Now() - asked)
 	}
-	return p.participant().Acquire(try, p.acq.Config.first(p.Write), age)
+	return p.participant().Acquire(try, p.acq.Config.First(p.Write), age)
 }
 
 // openMailbox opens the mailbox for messages to p. The channel is closed when it listens, or cannot.

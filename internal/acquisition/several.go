@@ -40,7 +40,7 @@ func newSeveralNodes(a *Acquisition, origin Origin) *severalNodes {
 	n := len(a.Config.Nodes)
 	s := &severalNodes{
 		Acquisition: a,
-		rank:        script.Score(origin.Rank, a.Config.first(a.write)),
+		rank:        script.Score(origin.Rank, a.Config.First(a.write)),
 		origin:      origin,
 		since:       slices.Repeat([]clock.Instant{clock.Always}, n),
 	}

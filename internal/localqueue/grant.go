@@ -62,17 +62,8 @@ func Acquire(ctx context.Context, c *acquisition.Config, keys *script.Keys, writ
 	return err
 }
 
-// ID returns the id of the acquisition. The locks of one turn share it.
-func (g *Grant) ID() string { return g.turn.acq.ID() }
-
-// Keys returns the keys of the lock.
-func (g *Grant) Keys() *script.Keys { return g.turn.acq.Keys }
-
-// Config returns what the acquisition was made with.
-func (g *Grant) Config() *acquisition.Config { return g.turn.acq.Config }
-
-// Until returns when trust in g ends unless it is renewed.
-func (g *Grant) Until() clock.Instant { return g.turn.acq.Until() }
+// Acquisition returns the acquisition. The locks of one turn share it.
+func (g *Grant) Acquisition() *acquisition.Acquisition { return &g.turn.acq }
 
 // Token returns the fencing token: that of the server × 1024, and which of the write locks under the acquisition g is. It
 // is 0 for a reader.
@@ -82,19 +73,6 @@ func (g *Grant) Token() uint64 {
 	}
 	return g.turn.acq.Token()*MaxGrants + uint64(g.number)
 }
-
-// How returns the place that g had in the queue of several nodes, or 0, and whether it was granted by message.
-func (g *Grant) How() (rank int64, pushed bool) { return g.turn.acq.How() }
-
-// Cause returns why g was lost. It must have been lost.
-func (g *Grant) Cause() error { return g.turn.acq.Cause() }
-
-// Supersede ends the wait of g, which Strict has returned.
-func (g *Grant) Supersede() { g.turn.acq.Supersede() }
-
-// Admits returns nil if another lock can be nested in u, a lock of g. The error matches ErrMaxHold if u is overdue, and is
-// [acquisition.ErrRetry] if it has ended.
-func (g *Grant) Admits(u acquisition.User) error { return g.turn.acq.Admits(u) }
 
 // Overdue ends the turn of u, a lock of g that has been held for as long as it may be, and renews it no more. It reports
 // whether u was still held.
@@ -113,9 +91,6 @@ func (g *Grant) Overdue(u acquisition.User) bool {
 	return true
 }
 
-// Usable returns nil, or an error that matches ErrUnlocked, ErrLockLost, ErrRevoked or ErrMaxHold if u has ended.
-func (g *Grant) Usable(u acquisition.User) error { return g.turn.acq.Usable(u) }
-
 // Nest nests u in outer, a lock of g.
 func (g *Grant) Nest(u, outer acquisition.User, write bool) error {
 	q := g.turn.queue
@@ -125,7 +100,7 @@ func (g *Grant) Nest(u, outer acquisition.User, write bool) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if write && !g.write && g.locks > 0 { // the acquisition of a reader may be a write lock
-		return lockerr.Upgrade(g.Keys().Name())
+		return lockerr.Upgrade(g.turn.acq.Keys.Name())
 	}
 	err := g.turn.acq.Join(u, outer, write)
 	if err == nil {

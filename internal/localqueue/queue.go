@@ -27,13 +27,13 @@
 //	T7   An acquisition without users that may not serve the head is released at once; the head's acquire goes in front
 //	     (Grant.Unlock).
 //	T8   When its turn is over, a read acquisition keeps its readers, and a write acquisition that has only readers is
-//	     downgraded (queue.endTurns, queue.putAside).
+//	     downgraded (queue.endTurns, turn.wake).
 //	T9   A try is served if nobody waits, and fails without a call if it conflicts with a lock or a waiter of its queue;
 //	     else it asks Redis, and begins no turn (queue.try).
 //	T10  A token is the server's × 1024 + the number of the write lock under its acquisition (Grant.Token).
 //	T11  A loss ends all locks under an acquisition, and the queue goes on (Grant.Lost). The first error ends all waits
-//	     (queue.fail), unless Redis has acknowledged something that stands for them (queue.choose). A hook or a logger
-//	     that panics ends the wait of its own goroutine only (queue.abort).
+//	     (queue.onAcquired), unless Redis has acknowledged something that stands for them (queue.choose). A hook or a
+//	     logger that panics ends the wait of its own goroutine only (queue.acquire).
 //	T12  An acquisition is renewed while one of its locks is not overdue, and an overdue one ends the turn (Grant.Overdue).
 //	     A revoked acquisition ends all locks under it, as a loss does, or, if it waits, the wait of the head
 //	     (queue.onAcquired).
@@ -79,45 +79,37 @@ func (q *queue) acquire(ctx context.Context, w *waiter) error {
 	if w.origin.Asked == 0 {
 		w.origin.Asked = clock.Now()
 	}
-	if q.head() != w || q.mayBeOvertaken(w) {
+	// The head asks for itself, unless others that come later go before it: it may then be served while its call is under way.
+	if q.head() != w || w.config.First(!w.write) {
 		q.goOn(mine)
 		mine = nil
 	}
 	q.mu.Unlock()
 	returned := false
 	defer func() {
-		if !returned {
-			q.abort(w, mine)
+		if returned {
+			return
+		}
+		// A hook or a logger has panicked. What w has asked for has been abandoned, and another one is made for the others.
+		q.giveUp(w)
+		if mine != nil {
+			q.onAcquired(mine, acquisition.ErrRetry)
 		}
 	}()
-	if mine != nil { // w is the head, and asks for itself
-		q.ask(ctx, w, mine)
+	if mine != nil {
+		err := mine.acq.Acquire(ctx)
+		if err != nil && ctx.Err() != nil {
+			q.giveUp(w)
+			if err != acquisition.ErrWaiting {
+				err = acquisition.ErrRetry // for the next one
+			}
+		}
+		q.onAcquired(mine, err)
 		mine = nil
 	}
 	err := q.wait(ctx, w)
 	returned = true
 	return err
-}
-
-// ask makes an acquisition on the goroutine of w, the head.
-func (q *queue) ask(ctx context.Context, w *waiter, mine *turn) {
-	err := mine.acq.Acquire(ctx)
-	if err != nil && ctx.Err() != nil {
-		q.giveUp(w)
-		if err != acquisition.ErrWaiting {
-			err = acquisition.ErrRetry // for the next one
-		}
-	}
-	q.onAcquired(mine, err)
-}
-
-// abort ends the wait of w, whose goroutine ends because a hook or a logger has panicked. What w has asked for, unless that
-// is nil, has been abandoned, and another one is made for the other waiters.
-func (q *queue) abort(w *waiter, mine *turn) {
-	q.giveUp(w)
-	if mine != nil {
-		q.onAcquired(mine, acquisition.ErrRetry)
-	}
 }
 
 // wait waits until w is served, or will not be served, or ctx ends.
@@ -228,16 +220,10 @@ func (q *queue) heldBy(w *waiter, t *turn) error {
 
 // line is where w waits.
 func (q *queue) line(w *waiter) *line {
-	if w.config.WritersFirst && w.write || w.config.ReadersFirst && !w.write {
+	if w.config.First(w.write) {
 		return &q.first
 	}
 	return &q.rest
-}
-
-// mayBeOvertaken reports whether others that come later go before w, so that w may be served while a call for it is under
-// way.
-func (q *queue) mayBeOvertaken(w *waiter) bool {
-	return (w.config.WritersFirst || w.config.ReadersFirst) && q.line(w) == &q.rest
 }
 
 // head is the waiter that is served next, or nil.
@@ -266,15 +252,14 @@ func (q *queue) update() *turn {
 
 // goOn makes an acquisition in the background.
 func (q *queue) goOn(next *turn) {
-	if next != nil {
-		go q.make(next)
+	if next == nil {
+		return
 	}
-}
-
-func (q *queue) make(t *turn) {
-	err := acquisition.ErrRetry // stays if a hook or a logger ends the goroutine
-	defer func() { q.onAcquired(t, err) }()
-	err = t.acq.Acquire(context.Background())
+	go func() {
+		err := acquisition.ErrRetry // stays if a hook or a logger ends the goroutine
+		defer func() { q.onAcquired(next, err) }()
+		err = next.acq.Acquire(context.Background())
+	}()
 }
 
 // serve grants the lock to the head, and to the next one, while an acquisition may serve it.
@@ -335,25 +320,20 @@ func (q *queue) endTurns(now clock.Instant) {
 			q.drop(t)
 			t.acq.Abandon()
 		case t.users < 0:
-		case !t.lasts(now):
-			q.putAside(t)
+		case !t.lasts(now): // it has readers only; no event looks at it any more
+			if t.write {
+				t.write = false
+				t.acq.BecomeReader()
+			}
+			q.drop(t)
+			if q.spent == nil {
+				q.spent = map[*turn]struct{}{}
+			}
+			q.spent[t] = struct{}{}
 		case t.write:
 			t.wake(now)
 		}
 	}
-}
-
-// putAside takes t, which has only readers and whose turn is over, out of those that every event looks at.
-func (q *queue) putAside(t *turn) {
-	if t.write {
-		t.write = false
-		t.acq.BecomeReader()
-	}
-	q.drop(t)
-	if q.spent == nil {
-		q.spent = map[*turn]struct{}{}
-	}
-	q.spent[t] = struct{}{}
 }
 
 // choose sees to it that an acquisition waits in Redis for the head, and for nobody else. While this process holds a write
@@ -409,17 +389,12 @@ func (q *queue) onAcquired(t *turn, err error) {
 		if w := q.head(); w != nil {
 			q.end(w, err)
 		}
-	case err != acquisition.ErrRetry:
-		q.fail(err)
+	case err != acquisition.ErrRetry: // Redis has not acknowledged any of the waits, so they would end one after the other
+		for w := q.head(); w != nil; w = q.head() {
+			q.end(w, err)
+		}
 	}
 	q.goOn(q.update())
-}
-
-// fail ends all waits: Redis has not acknowledged any of them, so they would end one after the other.
-func (q *queue) fail(err error) {
-	for w := q.head(); w != nil; w = q.head() {
-		q.end(w, err)
-	}
 }
 
 // onTurnOver is called when a turn may be over.

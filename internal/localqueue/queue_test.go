@@ -126,7 +126,7 @@ func TestLostAcquisitionServesNobody(t *testing.T) {
 		if err := Acquire(t.Context(), c, keys, false, false, reader); err != nil {
 			t.Fatal(err)
 		}
-		if reader.grant.turn == writer.grant.turn || reader.grant.Usable(reader) != nil {
+		if reader.grant.turn == writer.grant.turn || reader.grant.Acquisition().Usable(reader) != nil {
 			t.Error("a reader is served under the acquisition that was lost")
 		}
 		close(writer.tell)
@@ -371,7 +371,7 @@ func (g *game) one(what string, f func(*caller) bool) *caller {
 func (g *game) unlock(*rapid.T) { g.end(g.one("unlock", func(c *caller) bool { return c.held })) }
 
 func (g *game) end(c *caller) {
-	err := c.grant.Usable(c)
+	err := c.grant.Acquisition().Usable(c)
 	if err == nil {
 		err = c.grant.Unlock(context.Background(), c)
 	}
@@ -525,12 +525,12 @@ func (g *game) leave() {
 	}
 	synctest.Wait()
 	for _, c := range g.callers {
-		if c.held && c.grant.Usable(c) == nil {
+		if c.held && c.grant.Acquisition().Usable(c) == nil {
 			_ = c.grant.Unlock(context.Background(), c)
 		} else if c.asked {
 			select {
 			case err := <-c.result:
-				if err == nil && c.grant.Usable(c) == nil {
+				if err == nil && c.grant.Acquisition().Usable(c) == nil {
 					_ = c.grant.Unlock(context.Background(), c)
 				}
 			default:
