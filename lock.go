@@ -44,6 +44,7 @@ type core struct {
 	grant  *localqueue.Grant  // shared with the locks nested in it
 	since  clock.Instant      // when it, or the lock that it is nested in, was granted; set once
 	most   time.Duration      // how long it is held at most, counted from then; 0: there is no bound; set once
+	local  bool               // it was passed on within a turn; set once
 	lock   weak.Pointer[Lock] // set, under the mutex of the acquisition, when that is renewed for the first time
 }
 
@@ -59,10 +60,10 @@ func (l *Lock) open(m *RWMutex, r request, outer *core, o *owner) error {
 	if o != nil {
 		l.cancel = o.dropping(l.core, l.cancel)
 	}
-	until, u := r.until, localqueue.User((*user)(l))
+	until, u := r.until, (*user)(l)
 	if r.call != nil {
 		l.cancel = r.call.ending(l.cancel)
-		until, u = context.WithValue(until, callKey{}, r.call), tracedUser{(*user)(l), r.call}
+		until = context.WithValue(until, callKey{}, r.call)
 	}
 	var bound *bound
 	if l.most = m.maxHold(outer); l.most > 0 {
@@ -272,11 +273,11 @@ func (l *Lock) finish(err error) {
 type user Lock
 
 // Granted implements [localqueue.User].
-func (u *user) Granted(g *localqueue.Grant, _ bool) {
+func (u *user) Granted(g *localqueue.Grant, local bool) {
 	if u.grant == nil { // one that stands by itself has its grant, and others of its owner may be looking at it
 		u.grant = g
 	}
-	u.since = clock.Now()
+	u.since, u.local = clock.Now(), local
 }
 
 func (u *user) Self() any       { return u.core }

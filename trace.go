@@ -9,7 +9,6 @@ import (
 
 	"github.com/redismutex/redismutex/internal/acquisition"
 	"github.com/redismutex/redismutex/internal/clock"
-	"github.com/redismutex/redismutex/internal/localqueue"
 )
 
 // A Trace is a set of functions that are called on the events of a mutex's locks: see [WithTrace]. Any of them may be nil,
@@ -237,7 +236,6 @@ type tracedCall struct {
 	TraceCall
 	m *RWMutex
 
-	local   bool // its lock was passed on within a turn; guarded by the mutex of the local queue, and set before it returns
 	tried   bool
 	nested  bool // it is not traced
 	waits   bool
@@ -297,7 +295,7 @@ func (c *tracedCall) onReturn(l *Lock, err error) {
 	var pushed bool
 	e.Rank, pushed = l.acquisition().How()
 	switch {
-	case c.local:
+	case l.local:
 		e.By = ByTurn
 	case pushed:
 		e.By = ByMessage
@@ -338,18 +336,6 @@ func (c *tracedCall) tellEnd() {
 	}
 	e.Time, e.Cause = time.Now(), c.cause
 	t.push(c.m, func() { t.Ended(*e) })
-}
-
-// A tracedUser is a user that notes how its lock was granted.
-type tracedUser struct {
-	*user
-	call *tracedCall
-}
-
-// Granted implements [localqueue.User].
-func (u tracedUser) Granted(g *localqueue.Grant, local bool) {
-	u.user.Granted(g, local)
-	u.call.local = local
 }
 
 // An engineTrace is what the engine tells.
