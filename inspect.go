@@ -93,7 +93,7 @@ func (m *RWMutex) Inspect(ctx context.Context, opt ...LockOption) (*State, error
 	s := &State{Key: r.keys.Name(), Nodes: make([]NodeState, len(m.config.Nodes))}
 	errs := m.onEachNode(r, func(ctx context.Context, i int, n *node.Node) error {
 		found, err := n.Inspect(ctx, r.keys)
-		s.Nodes[i] = nodeState(m.nodeName(i), found)
+		s.Nodes[i] = nodeState(m.config.NodeName(i), found)
 		return err
 	})
 	for i, err := range errs {
@@ -159,7 +159,7 @@ func (m *RWMutex) explainErrors(call string, r request, errs []error) error {
 			failed++
 		}
 		if len(errs) > 1 {
-			err = fmt.Errorf("%s: %w", m.nodeName(i), err)
+			err = fmt.Errorf("%s: %w", m.config.NodeName(i), err)
 		}
 		all = append(all, err)
 	}
@@ -175,14 +175,6 @@ func (m *RWMutex) explainErrors(call string, r request, errs []error) error {
 		return lockerr.Doing(call, r.keys.Name(), lockerr.Of(ErrNotLock, errors.Join(all...)))
 	}
 	return lockerr.Doing(call, r.keys.Name(), lockerr.Of(ErrRedis, errors.Join(all...)))
-}
-
-// nodeName is the name of a node in errors and in a State.
-func (m *RWMutex) nodeName(i int) string {
-	if addr := m.config.Nodes[i].Addr; addr != "" {
-		return fmt.Sprintf("node %d (%s)", i+1, addr)
-	}
-	return fmt.Sprintf("node %d", i+1)
 }
 
 func nodeState(name string, found script.Inspection) NodeState {

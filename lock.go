@@ -66,7 +66,7 @@ func (l *Lock) open(m *RWMutex, r request, outer *core, o *owner) error {
 		until = context.WithValue(until, callKey{}, r.call)
 	}
 	var bound *bound
-	if l.most = m.maxHold(outer); l.most > 0 {
+	if l.most = longestHold(m.config.MaxHold, outer); l.most > 0 {
 		bound = newBound(l.core)
 		l.cancel = bound.stopping(l.cancel)
 	}

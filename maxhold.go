@@ -9,10 +9,9 @@ import (
 	"github.com/redismutex/redismutex/internal/clock"
 )
 
-// maxHold returns for how long a lock of m is held at most, counted from the grant of the outermost lock that it is nested in;
-// 0: there is no bound. Outer is the lock that it is nested in, or nil.
-func (m *RWMutex) maxHold(outer *core) time.Duration {
-	own := m.config.MaxHold
+// longestHold returns for how long a lock is held at most, counted from the grant of the outermost lock that it is nested
+// in; 0: there is no bound. Own is the bound of its mutex, and outer the lock that it is nested in, or nil.
+func longestHold(own time.Duration, outer *core) time.Duration {
 	switch {
 	case outer == nil || outer.most == 0:
 		return own

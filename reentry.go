@@ -70,7 +70,7 @@ func (m *RWMutex) newLock(r request) (l *Lock, outer *core, o *owner, err error)
 func (m *RWMutex) outerOf(r request) (outer *core, overdue error) {
 	l, ok := FromContext(r.ctx)
 	for ; ok; l, ok = FromContext(l.ctx) {
-		switch err := m.admits(l.core, r); {
+		switch err := l.admits(r, m); {
 		case err == nil:
 			return l.core, nil
 		case errors.Is(err, ErrMaxHold):
@@ -80,8 +80,9 @@ func (m *RWMutex) outerOf(r request) (outer *core, overdue error) {
 	return nil, overdue
 }
 
-// admits returns nil if r can be nested in c, or an error that matches ErrMaxHold if it would wait for c, which is overdue.
-func (m *RWMutex) admits(c *core, r request) error {
+// admits returns nil if r, a request for a lock of m, can be nested in c, or an error that matches ErrMaxHold if it would wait for
+// c, which is overdue.
+func (c *core) admits(r request, m *RWMutex) error {
 	acq := c.acquisition()
 	if acq.Keys.Name() != r.keys.Name() || !acq.Config.SameNodes(&m.config) {
 		return errOtherLock
@@ -133,7 +134,7 @@ func (m *RWMutex) newOwnedLock(r request, outer *core, overdue error) (l *Lock, 
 		if outer != nil {
 			break
 		}
-		switch err := m.admits(other, r); {
+		switch err := other.admits(r, m); {
 		case err == nil:
 			outer = other
 		case errors.Is(err, ErrMaxHold):

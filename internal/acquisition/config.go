@@ -2,6 +2,7 @@ package acquisition
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -59,6 +60,14 @@ func (c *Config) Init() {
 
 // First reports whether a writer, or a reader, goes before all waiters of the other kind.
 func (c *Config) First(write bool) bool { return c.WritersFirst && write || c.ReadersFirst && !write }
+
+// NodeName is the name of a node in errors, in the log and in what Inspect returns.
+func (c *Config) NodeName(i int) string {
+	if addr := c.Nodes[i].Addr; addr != "" {
+		return fmt.Sprintf("node %d (%s)", i+1, addr)
+	}
+	return fmt.Sprintf("node %d", i+1)
+}
 
 // SameNodes reports whether d has the nodes of c, in whatever order. A node is a client: two clients with the same
 // address may reach different servers.

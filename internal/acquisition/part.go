@@ -63,7 +63,8 @@ func (p *part) participant() script.Participant {
 func (p *part) acquire(ctx context.Context) {
 	a := p.acq
 	for p != nil {
-		// While the mailbox listens, others wait or did a moment ago. Then joining the queue at once saves a call.
+		// While the mailbox listens, others wait or did a moment ago, or a lock is held for longer. Joining the queue at once then
+		// saves a call, or costs none.
 		try := a.try || !p.join && !p.node.Mailbox.Hears()
 		if !try {
 			p.listen(ctx)

@@ -575,10 +575,5 @@ func (s *severalNodes) onNode(p *part, err error) error {
 	return fmt.Errorf("%s: %w", p.nodeName(), err)
 }
 
-// nodeName is the name of p's node in errors and in the log.
-func (p *part) nodeName() string {
-	if p.node.Addr == "" {
-		return fmt.Sprintf("node %d", p.index()+1)
-	}
-	return fmt.Sprintf("node %d (%s)", p.index()+1, p.node.Addr)
-}
+// nodeName is the name of p's node.
+func (p *part) nodeName() string { return p.acq.Config.NodeName(p.index()) }

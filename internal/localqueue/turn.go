@@ -14,7 +14,7 @@ const MaxGrants = 1024
 // it ends. The fields are guarded by the mutex of the queue, except those that are set once.
 type turn struct {
 	acq   acquisition.Acquisition
-	queue *queue // set once; nil: a request by itself, in strict order
+	queue *queue // set once; nil: a request by itself, in strict order or of an owner
 	next  *turn  // of those that may serve
 
 	ends   clock.Instant // Never: it has been granted, and has served nobody
@@ -39,19 +39,16 @@ func (t *turn) serves(w *waiter, now clock.Instant) bool {
 	return t.ends == clock.Never || t.lasts(now)
 }
 
-// grant notes that a lock was granted under t, and returns its number among those for writing. With the first one the turn
-// begins.
-func (t *turn) grant(write bool) (number int16) {
+// grant notes that a lock was granted under t. With the first one the turn begins.
+func (t *turn) grant(write bool) {
 	if t.ends == clock.Never {
 		t.ends = clock.Now().Add(t.acq.Config.Turn)
 	}
-	number = t.grants
 	if write {
 		t.users, t.grants = -1, t.grants+1
 	} else {
 		t.users++
 	}
-	return number
 }
 
 // lasts reports whether the turn is not over.
