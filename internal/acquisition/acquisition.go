@@ -331,7 +331,7 @@ func (a *Acquisition) expireIfOverdue() {
 		return
 	}
 	for _, p := range a.parts {
-		p.node.Renewer.Expire(&p.Lease)
+		p.Node.Renewer.Expire(&p.Lease)
 	}
 }
 
@@ -397,10 +397,10 @@ func (a *Acquisition) updateTrust() {
 		case p.counts():
 			ends = append(ends, p.Until())
 			p.leaveMailbox()
-			p.node.Renewer.Holds(&p.Lease)
-			p.node.CheckEviction(a.Config.Log)
+			p.Node.Renewer.Holds(&p.Lease)
+			p.Node.CheckEviction(a.Config.Log)
 		case p.in && p.granted:
-			p.node.Renewer.Raise(&p.Lease, a.token)
+			p.Node.Renewer.Raise(&p.Lease, a.token)
 		}
 	}
 	if majority := quorum.Majority(len(a.parts)); len(ends) >= majority {

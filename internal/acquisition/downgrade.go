@@ -47,15 +47,15 @@ func (d Downgrade) Tell(ctx context.Context, next *Acquisition) error {
 	for _, p := range writers {
 		open[p] = true
 		p.sent.Store(int64(clock.Always)) // the downgrade has not been written yet
-		front := next.partOn(p.node)
-		p.node.Go(func() {
+		front := next.partOn(p.Node)
+		p.Node.Go(func() {
 			v := vote{part: p, err: node.ErrPanicked} // stays if a hook ends the goroutine
 			defer func() { votes <- v }()
 			v = p.downgrade(context.WithoutCancel(ctx), front)
 		})
 	}
 	for _, n := range a.Config.Nodes {
-		if !slices.ContainsFunc(writers, func(p *part) bool { return p.node == n }) {
+		if !slices.ContainsFunc(writers, func(p *part) bool { return p.Node == n }) {
 			next.partOn(n).start()
 		}
 	}
@@ -88,7 +88,7 @@ func (a *Acquisition) makeReader() (writers []*part) {
 		switch {
 		case !p.Write: // an earlier call has replaced it
 		case p.in && p.granted:
-			p.node.Renewer.ReadOnly(&p.Lease)
+			p.Node.Renewer.ReadOnly(&p.Lease)
 			writers = append(writers, p)
 		default:
 			p.replaceByReader()
@@ -103,9 +103,9 @@ func (p *part) replaceByReader() {
 	switch {
 	case p.asking: // it is released when that is answered, or has taken too long
 	case p.in:
-		p.node.Renewer.Release(&p.Lease)
+		p.Node.Renewer.Release(&p.Lease)
 	default:
-		p.node.Renewer.Forget(&p.Lease)
+		p.Node.Renewer.Forget(&p.Lease)
 	}
 	next.acquireSoon()
 }
@@ -113,7 +113,7 @@ func (p *part) replaceByReader() {
 // downgrade renews p as a reader, behind the acquire of front unless that is nil. If the node does not confirm it, its
 // renewals go on with it.
 func (p *part) downgrade(ctx context.Context, front *part) vote {
-	n, place := p.node, p.node.Limiter.Releases
+	n, place := p.Node, p.Node.Limiter.Releases
 	if err := n.Admit(ctx, place, p.acq.Config.Timeout); err != nil {
 		p.Look()
 		front.start()

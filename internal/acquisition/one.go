@@ -37,7 +37,7 @@ func (n *oneNode) heldSince(clock.Instant) bool { return n.parts[0].counts() }
 func (n *oneNode) release(ctx context.Context, next *Acquisition) (t tally) {
 	// Nothing changes p.in any more: the lock has ended.
 	p := n.parts[0]
-	front := next.partOn(p.node)
+	front := next.partOn(p.Node)
 	if p.in {
 		t.add(p.release(ctx, front))
 	} else {
@@ -65,7 +65,7 @@ func (n *oneNode) onAcquired(*part, clock.Instant)             {}
 func (n *oneNode) onLate(p *part, r script.Reply, _ error) {
 	p.leaveMailbox()
 	if p.Tombstone || r.Status == script.Granted || r.Status == script.Waiting {
-		p.node.Renewer.Release(&p.Lease)
+		p.Node.Renewer.Release(&p.Lease)
 	}
 }
 

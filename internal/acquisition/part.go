@@ -19,7 +19,6 @@ import (
 type part struct {
 	node.Lease
 	acq  *Acquisition
-	node *node.Node
 	sent atomic.Int64 // when its last request was written to a connection; Always: it has not been
 
 	token   uint64
@@ -36,9 +35,9 @@ type part struct {
 
 // init makes p the part on a node, under the id of that number.
 func (p *part) init(a *Acquisition, index int, number uint64) *part {
-	p.acq, p.node = a, a.Config.Nodes[index]
+	p.acq = a
 	p.sent.Store(int64(clock.Always))
-	p.Lease.Init(p, p.node, number, a.write)
+	p.Lease.Init(p, a.Config.Nodes[index], number, a.write)
 	return p
 }
 
@@ -65,12 +64,12 @@ func (p *part) acquire(ctx context.Context) {
 	for p != nil {
 		// While the mailbox listens, others wait or did a moment ago, or a lock is held for longer. Joining the queue at once then
 		// saves a call, or costs none.
-		try := a.try || !p.join && !p.node.Mailbox.Hears()
+		try := a.try || !p.join && !p.Node.Mailbox.Hears()
 		if !try {
 			p.listen(ctx)
 		}
-		place := p.node.Limiter.Acquires
-		err := p.node.Admit(ctx, place, a.Config.Timeout)
+		place := p.Node.Limiter.Acquires
+		err := p.Node.Admit(ctx, place, a.Config.Timeout)
 		if ctx.Err() != nil || !p.begin() {
 			if err == nil {
 				place.Free()
@@ -83,7 +82,7 @@ func (p *part) acquire(ctx context.Context) {
 		}
 		sent := clock.Now()
 		c := p.acquireCommand(try)
-		r, err := p.node.Call(ctx, a.Config.TTL, c, place)
+		r, err := p.Node.Call(ctx, a.Config.TTL, c, place)
 		p = p.onAcquired(sent, r, err)
 	}
 }
@@ -141,7 +140,7 @@ func (p *part) openMailbox() (settled <-chan struct{}) {
 		return closed
 	}
 	p.listens = true
-	return p.Listen(p)
+	return p.Listen()
 }
 
 var closed = func() <-chan struct{} { c := make(chan struct{}); close(c); return c }()
@@ -158,7 +157,7 @@ func (p *part) begin() bool {
 }
 
 // index is the place of its node among the nodes of the acquisition.
-func (p *part) index() int { return slices.Index(p.acq.Config.Nodes, p.node) }
+func (p *part) index() int { return slices.Index(p.acq.Config.Nodes, p.Node) }
 
 // active reports whether p is, or may become, a part of the lock.
 func (p *part) active() bool {
@@ -173,7 +172,7 @@ func (e notSent) Unwrap() error { return e.error }
 // onAcquired takes the answer to an acquire that was sent at that instant. It returns the part that is to ask next.
 func (p *part) onAcquired(sent clock.Instant, r script.Reply, err error) (next *part) {
 	a := p.acq
-	p.node.Note(r, a.Config.Log)
+	p.Node.Note(r, a.Config.Log)
 	a.nodes.onAnswer(p, sent, r.Last, err)
 	var n news
 	a.mu.Lock()
@@ -181,7 +180,7 @@ func (p *part) onAcquired(sent clock.Instant, r script.Reply, err error) (next *
 		next, n = p.acquired(sent, r, err)
 	} else if r.Status == script.Granted || r.Status == script.Waiting {
 		// The id has been released already, but the node may have restarted since and lost the tombstone.
-		p.node.Renewer.Release(&p.Lease)
+		p.Node.Renewer.Release(&p.Lease)
 	}
 	a.mu.Unlock()
 	n.tell()
@@ -192,12 +191,12 @@ func (p *part) acquired(sent clock.Instant, r script.Reply, err error) (next *pa
 	a := p.acq
 	p.asking = false
 	if a.Config.Timeout > 0 {
-		p.node.Renewer.Forget(&p.Lease)
+		p.Node.Renewer.Forget(&p.Lease)
 	}
 	if e, ok := err.(notSent); ok {
 		err = e.error
 	} else {
-		p.Tombstone = err != nil && !lockerr.Has(err, lockerr.Full) || p.node.MaySendTwice(sent)
+		p.Tombstone = err != nil && !lockerr.Has(err, lockerr.Full) || p.Node.MaySendTwice(sent)
 	}
 	switch {
 	case !p.active():
@@ -213,7 +212,7 @@ func (p *part) acquired(sent clock.Instant, r script.Reply, err error) (next *pa
 		return nil, p.fail(Held(a.Keys.Name(), r.Holder))
 	case r.Status == script.Busy:
 		if p.Tombstone {
-			p.node.Renewer.Release(&p.Lease)
+			p.Node.Renewer.Release(&p.Lease)
 		}
 		next = p.replace()
 		next.join = true
@@ -233,7 +232,7 @@ func (p *part) acquired(sent clock.Instant, r script.Reply, err error) (next *pa
 		a.nodes.onAcquired(p, sent)
 		p.Acknowledge(sent)
 		a.decide()
-		p.node.Renewer.Renew(&p.Lease, p.granted && a.state == held, sent, r)
+		p.Node.Renewer.Renew(&p.Lease, p.granted && a.state == held, sent, r)
 	}
 	return next, news{}
 }
@@ -253,9 +252,9 @@ func isFinal(err error) bool {
 	return errors.Is(err, lockerr.ErrNotLock) || lockerr.Has(err, lockerr.ClientClosed)
 }
 
-// Granted implements [mailbox.Waiter]: a message says that the node has granted p. One that overtakes the reply to the
-// acquire counts when that has come.
-func (p *part) Granted(token uint64) {
+// OnGranted implements [node.Owner]: a message says that the node has granted p. One that overtakes the reply to the acquire
+// counts when that has come.
+func (p *part) OnGranted(token uint64) {
 	a := p.acq
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -293,17 +292,6 @@ func Held(key, id string) error {
 func isRefusal(err error) bool {
 	_, is := err.(*lockerr.HeldError)
 	return is
-}
-
-// Key implements [mailbox.Waiter].
-func (p *part) Key() string { return p.acq.Keys.Name() }
-
-// Look implements [mailbox.Waiter]: p is renewed at once, since a message to it may have been lost.
-func (p *part) Look() { p.node.Renewer.RenewNow(&p.Lease) }
-
-// Deaf implements [mailbox.Waiter].
-func (p *part) Deaf(err error) {
-	p.acq.Config.Log.Error("", "the subscription failed; waiters poll until it is back", err)
 }
 
 // leaveMailbox ends the delivery of messages to p.
@@ -377,7 +365,7 @@ func (p *part) OnRenewFailed(sent clock.Instant, err error) {
 // that have a node each do not wait for each other for ever. The id is a new one, since a message to the old one may be under
 // way.
 func (p *part) yield() {
-	p.node.Renewer.Release(&p.Lease)
+	p.Node.Renewer.Release(&p.Lease)
 	next := p.replace()
 	next.join = true
 	next.start()
@@ -428,7 +416,7 @@ func (p *part) fail(why error) news {
 		from = from.Add(a.Config.Drift - a.Config.TTL) // since it was last renewed
 	}
 	if p.in || p.Tombstone {
-		p.node.Renewer.Release(&p.Lease)
+		p.Node.Renewer.Release(&p.Lease)
 	}
 	why = p.withCause(why)
 	wasIn, counted := p.in, p.counts()
@@ -489,7 +477,7 @@ func (p *part) acquireSoon() {
 	case p.acq.nodes.down(p) != nil:
 		p.acquireLater()
 	case p.failed > 1:
-		p.node.Renewer.Wake(&p.Lease, clock.Now().Add(min(minBackoff<<(p.failed-1), maxBackoff)))
+		p.Node.Renewer.Wake(&p.Lease, clock.Now().Add(min(minBackoff<<(p.failed-1), maxBackoff)))
 	default:
 		p.start()
 	}
@@ -497,5 +485,5 @@ func (p *part) acquireSoon() {
 
 // acquireLater has p ask a node that is down when that is tried again.
 func (p *part) acquireLater() {
-	p.node.Renewer.Wake(&p.Lease, clock.Now().Add(node.RetryAfter))
+	p.Node.Renewer.Wake(&p.Lease, clock.Now().Add(node.RetryAfter))
 }

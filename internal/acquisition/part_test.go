@@ -57,7 +57,7 @@ func waitingSince(t *testing.T, c *Config, since clock.Instant) *Acquisition {
 	p := a.parts[0]
 	p.in = true
 	p.Acknowledge(since)
-	p.node.Renewer.Renew(&p.Lease, false, since, script.Reply{Status: script.Waiting, Value: 1e9})
+	p.Node.Renewer.Renew(&p.Lease, false, since, script.Reply{Status: script.Waiting, Value: 1e9})
 	return a
 }
 
@@ -68,7 +68,7 @@ func TestStaleMessageGrantsNothing(t *testing.T) {
 		_, rc := redistest.Mini(t)
 		a := waitingSince(t, config(rc), clock.Now())
 		p := a.parts[0]
-		p.node.Renewer.Forget(&p.Lease)
+		p.Node.Renewer.Forget(&p.Lease)
 		redistest.Elapse(ttl)
 		p.Granted(7)
 		if a.state != pending {
@@ -173,7 +173,7 @@ func TestOverloadLosesNoMoreThanTheExcess(t *testing.T) {
 			p, acquired := a.parts[0], clock.Now().Add(-ttl/2*time.Duration(i)/time.Duration(many))
 			p.in, p.granted, p.token = true, true, 1
 			p.Acknowledge(acquired)
-			p.node.Renewer.Renew(&p.Lease, true, acquired, script.Reply{Status: script.Granted, Value: 1})
+			p.Node.Renewer.Renew(&p.Lease, true, acquired, script.Reply{Status: script.Granted, Value: 1})
 			a.grant(1)
 			if err := a.Join(counted{make(chan error, 1)}, nil, true); err != nil {
 				t.Fatal(err)

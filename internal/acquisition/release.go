@@ -31,7 +31,7 @@ func (a *Acquisition) Release(ctx context.Context, next *Acquisition) error {
 // release releases p, behind the acquire of front unless that is nil. It goes on with that in the background if the node does
 // not confirm it.
 func (p *part) release(ctx context.Context, front *part) vote {
-	n, place, sent, confirmed := p.node, p.node.Limiter.Releases, clock.Always, false
+	n, place, sent, confirmed := p.Node, p.Node.Limiter.Releases, clock.Always, false
 	defer func() {
 		if !confirmed { // also if a hook or a context panics
 			n.Renewer.ReleaseAgain(&p.Lease, sent)
@@ -73,10 +73,10 @@ func (a *Acquisition) releaseInBackground() {
 		case p.in:
 			p.in = false
 			p.leaveMailbox()
-			p.node.Renewer.Release(&p.Lease)
+			p.Node.Renewer.Release(&p.Lease)
 		default:
 			p.leaveMailbox()
-			p.node.Renewer.Forget(&p.Lease)
+			p.Node.Renewer.Forget(&p.Lease)
 		}
 	}
 }

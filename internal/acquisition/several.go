@@ -77,7 +77,7 @@ func (s *severalNodes) askEach(ctx context.Context) error {
 	up, majority := 0, quorum.Majority(len(s.parts))
 	down := make([]error, len(s.parts))
 	for i, p := range s.parts {
-		if down[i] = p.node.Health.Down(); down[i] == nil {
+		if down[i] = p.Node.Health.Down(); down[i] == nil {
 			up++
 		}
 	}
@@ -99,7 +99,7 @@ func (s *severalNodes) askEach(ctx context.Context) error {
 	for i, p := range s.parts {
 		// Nodes that are down are skipped, unless nothing can be decided without them.
 		if down[i] == nil || up < majority {
-			p.node.Go(func() {
+			p.Node.Go(func() {
 				p.acquire(context.Background())
 				s.answered()
 			})
@@ -153,7 +153,7 @@ func (s *severalNodes) decide() {
 		for _, p := range s.parts {
 			if p.in && p.granted && !p.checked {
 				p.checked = true
-				p.node.Renewer.RenewOften(&p.Lease)
+				p.Node.Renewer.RenewOften(&p.Lease)
 			}
 		}
 	}
@@ -228,7 +228,7 @@ func (s *severalNodes) agreeOnToken(soon clock.Instant, highest uint64) {
 	wanted := max(highest, s.floor)
 	for _, p := range s.parts {
 		if p.in && p.granted && p.token < wanted {
-			p.node.Renewer.Raise(&p.Lease, wanted)
+			p.Node.Renewer.Raise(&p.Lease, wanted)
 		}
 	}
 }
@@ -284,7 +284,7 @@ func (s *severalNodes) isAfterGrant(sent clock.Instant) bool {
 
 // onAsk has the renewer wake p when the node time-out is over.
 func (s *severalNodes) onAsk(p *part) {
-	p.node.Renewer.Wake(&p.Lease, clock.Now().Add(s.Config.Timeout))
+	p.Node.Renewer.Wake(&p.Lease, clock.Now().Add(s.Config.Timeout))
 }
 
 func (s *severalNodes) onTimeout(p *part) {
@@ -296,8 +296,8 @@ func (s *severalNodes) onTimeout(p *part) {
 	s.mu.Lock()
 	switch {
 	case p.asking:
-		if overdue := p.node.Health.Overdue(asked, sent, s.Config.Timeout); overdue > clock.Now() {
-			p.node.Renewer.Wake(&p.Lease, overdue)
+		if overdue := p.Node.Health.Overdue(asked, sent, s.Config.Timeout); overdue > clock.Now() {
+			p.Node.Renewer.Wake(&p.Lease, overdue)
 			break
 		}
 		p.asking, p.Tombstone = false, true
@@ -309,7 +309,7 @@ func (s *severalNodes) onTimeout(p *part) {
 			s.onLate(p, script.Reply{}, s.noAnswer())
 		}
 	case !p.active() || p.in || s.try:
-	case p.node.Health.Down() == nil:
+	case p.Node.Health.Down() == nil:
 		p.start()
 	default:
 		s.ping(p)
@@ -329,14 +329,14 @@ func (s *severalNodes) onAnswer(p *part, sent clock.Instant, rank int64, err err
 	switch {
 	case err == nil:
 		if time.Duration(clock.Now()-sent) < c.Timeout {
-			if p.node.Health.MarkUp() && c.Trace != nil {
+			if p.Node.Health.MarkUp() && c.Trace != nil {
 				c.Trace.NodeUp(p.nodeName())
 			}
 		}
 	case errors.Is(err, lockerr.ErrNotLock), lockerr.Has(err, lockerr.Full), lockerr.Has(err, lockerr.NoConnection),
 		err == node.ErrInterrupted:
-	case lockerr.Has(err, lockerr.Deadline) && p.node.Health.HeardSince(sent): // the call may have waited in the client
-	case p.node.Health.MarkDown(err):
+	case lockerr.Has(err, lockerr.Deadline) && p.Node.Health.HeardSince(sent): // the call may have waited in the client
+	case p.Node.Health.MarkDown(err):
 		s.tellDown(p, err)
 	}
 }
@@ -344,7 +344,7 @@ func (s *severalNodes) onAnswer(p *part, sent clock.Instant, rank int64, err err
 // markSilent notes that a call that was sent at that instant was not answered within the node time-out, and reports whether
 // the node went down with that: it has answered no other call since.
 func (s *severalNodes) markSilent(p *part, sent clock.Instant) bool {
-	return !p.node.Health.HeardSince(sent) && p.node.Health.MarkDown(s.noAnswer())
+	return !p.Node.Health.HeardSince(sent) && p.Node.Health.MarkDown(s.noAnswer())
 }
 
 // tellDown tells the log and the trace that the node of p went down. It is called without the mutex.
@@ -355,17 +355,17 @@ func (s *severalNodes) tellDown(p *part, why error) {
 	}
 }
 
-func (s *severalNodes) down(p *part) error { return p.node.Health.Down() }
+func (s *severalNodes) down(p *part) error { return p.Node.Health.Down() }
 
 // ping asks a node that is down, when that is due, whether it is up: it renews an id there that does not hold.
 func (s *severalNodes) ping(p *part) {
-	if !p.node.Health.Retry() {
+	if !p.Node.Health.Retry() {
 		return
 	}
 	c := p.Participant().RenewWriter()
-	p.node.Go(func() {
+	p.Node.Go(func() {
 		sent := clock.Now()
-		_, err := p.node.Run(context.Background(), s.Config.TTL, c)
+		_, err := p.Node.Run(context.Background(), s.Config.TTL, c)
 		s.onAnswer(p, sent, 0, err)
 	})
 }
@@ -394,7 +394,7 @@ func (s *severalNodes) release(ctx context.Context, next *Acquisition) (t tally)
 	s.mu.Lock()
 	up := 0
 	for _, p := range s.parts {
-		if p.in && p.node.Health.Down() == nil {
+		if p.in && p.Node.Health.Down() == nil {
 			up++
 		}
 	}
@@ -402,24 +402,24 @@ func (s *severalNodes) release(ctx context.Context, next *Acquisition) (t tally)
 	open := map[*part]bool{}
 	s.votes = make(chan vote, 2*len(s.parts)) // also for parts that were replaced while they were asking
 	for _, p := range s.parts {
-		down := p.node.Health.Down()
+		down := p.Node.Health.Down()
 		switch {
 		case p.asking && down == nil:
 			open[p] = true
 		case p.asking: // it is released when that is answered, or has taken too long
 		case p.in && down != nil && !tooFew:
 			p.leaveMailbox()
-			p.node.Renewer.Release(&p.Lease)
+			p.Node.Renewer.Release(&p.Lease)
 			t.add(vote{part: p, err: down})
 		case p.in:
 			open[p] = true
-			s.releaseAside(p, next.partOn(p.node))
+			s.releaseAside(p, next.partOn(p.Node))
 			continue
 		default:
 			p.leaveMailbox()
-			p.node.Renewer.Forget(&p.Lease)
+			p.Node.Renewer.Forget(&p.Lease)
 		}
-		next.partOn(p.node).start()
+		next.partOn(p.Node).start()
 	}
 	s.mu.Unlock()
 	s.collect(ctx, &t, open, s.votes)
@@ -432,17 +432,17 @@ func (s *severalNodes) releaseAside(p, front *part) {
 	p.leaveMailbox()
 	votes := s.votes
 	if votes == nil {
-		p.node.Renewer.Release(&p.Lease)
+		p.Node.Renewer.Release(&p.Lease)
 		return
 	}
 	p.sent.Store(int64(clock.Always)) // the release has not been written yet
-	p.node.Go(func() { votes <- p.release(context.Background(), front) })
+	p.Node.Go(func() { votes <- p.release(context.Background(), front) })
 }
 
 func (s *severalNodes) onLate(p *part, r script.Reply, err error) {
 	switch {
 	case p.Tombstone && err != nil: // nobody waits for a node that does not answer
-		p.node.Renewer.Release(&p.Lease)
+		p.Node.Renewer.Release(&p.Lease)
 	case p.Tombstone, r.Status == script.Granted, r.Status == script.Waiting:
 		s.releaseAside(p, nil)
 		return
@@ -479,7 +479,7 @@ func (s *severalNodes) collect(ctx context.Context, t *tally, open map[*part]boo
 			next := clock.Never
 			for p := range open {
 				sent := clock.Instant(p.sent.Load())
-				if overdue := p.node.Health.Overdue(asked, sent, s.Config.Timeout); overdue > clock.Now() {
+				if overdue := p.Node.Health.Overdue(asked, sent, s.Config.Timeout); overdue > clock.Now() {
 					next = min(next, overdue)
 					continue
 				}

@@ -83,11 +83,11 @@ func (p *part) callBehind(ctx context.Context, front *part, c script.Command, pl
 		front.openMailbox() // what it misses until it listens, it looks for then
 	}
 	if front == nil || !front.begin() {
-		return p.node.Call(ctx, a.Config.TTL, c, place)
+		return p.Node.Call(ctx, a.Config.TTL, c, place)
 	}
 	sent := clock.Now()
 	onAcquired := func(r script.Reply, err error) { front.onAcquired(sent, r, err).start() }
-	return p.node.CallBoth(ctx, a.Config.TTL, front.acquireCommand(false), onAcquired, c, place)
+	return p.Node.CallBoth(ctx, a.Config.TTL, front.acquireCommand(false), onAcquired, c, place)
 }
 
 // CurrentID returns the id under which the first node knows a, or is asked for it, now.
@@ -113,6 +113,6 @@ func (a *Acquisition) BecomeReader() {
 		return
 	}
 	for _, p := range a.makeReader() {
-		p.node.Go(func() { p.downgrade(context.Background(), nil) })
+		p.Node.Go(func() { p.downgrade(context.Background(), nil) })
 	}
 }

@@ -90,7 +90,7 @@ var mutants = []mutant{
 	{"a renewal hands nothing on when a lease has ended", "lua/refresh.lua", "drop()\nhand_on()\n", "drop()\n", model},
 	{"a release hands nothing on", "lua/unlock.lua", "hand_on()\nif blocked then", "if blocked then", model},
 	{"a downgrade lets the next writer in between", "lua/refresh.lua", "	call('DEL', HOLDER)\n	call('SADD'", "	call('DEL', HOLDER)\n	held = 'none'\n	hand_on()\n	call('SADD'", model},
-	{"a release leaves no tombstone for an acquire that may still be under way", "internal/acquisition/part.go", "p.Tombstone = err != nil && !lockerr.Has(err, lockerr.Full) || p.node.MaySendTwice(sent)", "p.Tombstone = false", scenario("TestLateCopyOfAnAcquireIsRefused")},
+	{"a release leaves no tombstone for an acquire that may still be under way", "internal/acquisition/part.go", "p.Tombstone = err != nil && !lockerr.Has(err, lockerr.Full) || p.Node.MaySendTwice(sent)", "p.Tombstone = false", scenario("TestLateCopyOfAnAcquireIsRefused")},
 	{"a caller that gives up does not release", "internal/acquisition/acquisition.go", "	if ctx.Err() != nil {\n		a.releaseInBackground()\n", "	if ctx.Err() != nil {\n", sim},
 
 	{"a try that has lost its grant waits", "internal/acquisition/one.go", "p.in && !n.try\n", "p.in\n", scenario("TestTryThatLosesItsGrantIsRefused")},
@@ -179,7 +179,7 @@ var mutants = []mutant{
 	{"the next one waits until a revoked lock would have ended", "lua/revoke.lua", "drop()\nhand_on()\n", "drop()\n", sim},
 	{"a revoked lock is renewed", "internal/node/renewer.go", "	case r.Status != script.Granted && r.Status != script.Waiting:", "	case r.Status != script.Granted && r.Status != script.Waiting && r.Status != script.Tombstoned:", sim},
 	{"a lock that Redis has forgotten is taken for a revoked one", "internal/node/renewer.go", "		why := ErrGone\n", "		why := lockerr.ErrRevoked\n", sim},
-	{"an overdue lock is not free a TTL later", "internal/acquisition/acquisition.go", "		p.node.Renewer.Expire(&p.Lease)\n", "		_ = p\n", sim},
+	{"an overdue lock is not free a TTL later", "internal/acquisition/acquisition.go", "		p.Node.Renewer.Expire(&p.Lease)\n", "		_ = p\n", sim},
 
 	// Turns.
 	{"requests with another TTL share a queue", "internal/acquisition/config.go", `strings.Join(names, " "), c.TTL, c.Drift`, `strings.Join(names, " "), 0, 0`, scenario("TestEqualRequestsShareAQueue")},
@@ -209,7 +209,7 @@ var mutants = []mutant{
 	{"a loss during an unlock drops the next acquisition", "internal/localqueue/grant.go", "	case next != nil:\n		t.queue.goOn(next)\n", "	case next != nil && err == nil:\n		t.queue.goOn(next)\n", checker{"./internal/localqueue", "^TestLossDuringAnUnlockIsNotTheEndOfTheQueue$", nil}},
 
 	// The bound of WithMaxHold.
-	{"an overdue lock is renewed", "internal/acquisition/acquisition.go", "		p.node.Renewer.Expire(&p.Lease)\n", "		_ = p\n", scenario("TestLockThatIsHeldForTooLongEnds")},
+	{"an overdue lock is renewed", "internal/acquisition/acquisition.go", "		p.Node.Renewer.Expire(&p.Lease)\n", "		_ = p\n", scenario("TestLockThatIsHeldForTooLongEnds")},
 	{"an overdue lock is renewed again when its last renewal is answered", "internal/node/renewer.go", "	if l.task == expire { // the call was under way\n		l.due, l.exact = clock.Never, true\n	}\n", "", scenario("TestRenewalUnderWayIsTheLastOne")},
 	{"a turn goes on after an overdue lock", "internal/localqueue/grant.go", "	t.ends = clock.Always\n	q.goOn", "	q.goOn", scenario("TestOverdueReaderEndsItsTurnAndNotTheOthers")},
 	{"an overdue reader ends the others", "internal/acquisition/users.go", "		if !u.overdue {\n			return false", "		if !u.overdue {\n			return true", scenario("TestOverdueReaderEndsItsTurnAndNotTheOthers")},

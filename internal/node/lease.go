@@ -8,7 +8,6 @@ import (
 
 	"github.com/redismutex/redismutex/internal/clock"
 	"github.com/redismutex/redismutex/internal/logger"
-	"github.com/redismutex/redismutex/internal/mailbox"
 	"github.com/redismutex/redismutex/internal/script"
 )
 
@@ -34,6 +33,8 @@ type Owner interface {
 	OnRenewFailed(sent clock.Instant, err error)
 	// OnExpired tells that the lease has ended or that the node does not know it, and why. It is not renewed again.
 	OnExpired(why error)
+	// OnGranted tells that a message, or the reply to another call, has granted the lease.
+	OnGranted(token uint64)
 	// OnTimeout tells that the instant has come for which the owner asked [Renewer.Wake].
 	OnTimeout()
 }
@@ -55,9 +56,9 @@ var (
 // A Lease is how long one id counts on one node, as its renewer keeps it. The fields are guarded by the renewer's mutex,
 // except those that are set once and the atomic one.
 type Lease struct {
+	Node   *Node // set once
 	owner  Owner
-	box    *mailbox.Box // for messages to the id; set once
-	number uint64       // of the id, in its mailbox; set once
+	number uint64 // of the id, in the node's mailbox; set once
 
 	end    atomic.Int64  // when trust in it ends; of a release or a wake-up, when that is over
 	before clock.Instant // when its release was sent in vain; Always: never
@@ -79,7 +80,7 @@ type Lease struct {
 
 // Init makes l the lease of a new id on a node. The number of the id is one of NewNumber's or comes from NextID.
 func (l *Lease) Init(owner Owner, n *Node, number uint64, write bool) {
-	l.owner, l.box, l.number, l.Write, l.before = owner, n.Mailbox, number, write, clock.Always
+	l.Node, l.owner, l.number, l.Write, l.before = n, owner, number, write, clock.Always
 	n.lastID.Store(number)
 }
 
@@ -95,11 +96,25 @@ func (l *Lease) NextID() uint64 {
 // ID returns the id: "<mailbox>:<n>".
 func (l *Lease) ID() string { return string((*id)(l).append(nil)) }
 
-// Listen delivers the messages for the id to w: see [mailbox.Box.Join].
-func (l *Lease) Listen(w mailbox.Waiter) (settled <-chan struct{}) { return l.box.Join(l.number, w) }
+// Listen delivers the messages for the id to l: see [mailbox.Box.Join].
+func (l *Lease) Listen() (settled <-chan struct{}) { return l.Node.Mailbox.Join(l.number, l) }
 
 // StopListening undoes Listen.
-func (l *Lease) StopListening() { l.box.Leave(l.number) }
+func (l *Lease) StopListening() { l.Node.Mailbox.Leave(l.number) }
+
+// Granted implements [mailbox.Waiter].
+func (l *Lease) Granted(token uint64) { l.owner.OnGranted(token) }
+
+// Key implements [mailbox.Waiter].
+func (l *Lease) Key() string { return l.owner.Request().Keys.Name() }
+
+// Look implements [mailbox.Waiter]: l is renewed at once, since a message to it may have been lost.
+func (l *Lease) Look() { l.Node.Renewer.renewNow(l) }
+
+// Deaf implements [mailbox.Waiter].
+func (l *Lease) Deaf(err error) {
+	l.terms().Log.Error("", "the subscription failed; waiters poll until it is back", err)
+}
 
 // An id is that of a lease, as an argument of a command. It is put together when go-redis marshals it: a held lock does not
 // keep it.
@@ -107,13 +122,13 @@ type id Lease
 
 // MarshalBinary implements [encoding.BinaryMarshaler].
 func (i *id) MarshalBinary() ([]byte, error) {
-	return i.append(make([]byte, 0, len(i.box.Name())+len(":18446744073709551615"))), nil
+	return i.append(make([]byte, 0, len(i.Node.Mailbox.Name())+len(":18446744073709551615"))), nil
 }
 
 func (i *id) String() string { return (*Lease)(i).ID() }
 
 func (i *id) append(b []byte) []byte {
-	return strconv.AppendUint(append(append(b, i.box.Name()...), ':'), i.number, 10)
+	return strconv.AppendUint(append(append(b, i.Node.Mailbox.Name()...), ':'), i.number, 10)
 }
 
 // Until returns when trust in l ends.
@@ -145,7 +160,7 @@ func (l *Lease) Acknowledge(sent clock.Instant) {
 // schedule sets when the next call for l is due, after one that was sent at that instant and acknowledged: at half the
 // TTL; for a waiter also when the lease in front of it ends, since then nobody may be there to hand the lock on; and
 // more often if no message can reach it, or if others may wait in vain for what it has been granted.
-func (l *Lease) schedule(n *Node, sent clock.Instant, r script.Reply) {
+func (l *Lease) schedule(sent clock.Instant, r script.Reply) {
 	ttl := l.terms().TTL
 	l.due, l.exact = sent.Add(ttl/2), false
 	if l.task != renewWaiter && l.raise == 0 {
@@ -167,7 +182,7 @@ func (l *Lease) schedule(n *Node, sent clock.Instant, r script.Reply) {
 		}
 	default:
 		sooner(now.Add(time.Duration(min(r.Value, maxWait)+1) * time.Millisecond))
-		if n.pushed() {
+		if l.Node.pushed() {
 			l.pause = 0
 		} else {
 			sooner(now.Add(l.longerPause(maxPause)))

@@ -47,7 +47,7 @@ func (rn *Renewer) Renew(l *Lease, holds bool, sent clock.Instant, r script.Repl
 	if holds {
 		l.task = renewHolder
 	}
-	l.schedule(rn.node, sent, r)
+	l.schedule(sent, r)
 	rn.push(l)
 }
 
@@ -75,8 +75,8 @@ func (rn *Renewer) Wake(l *Lease, at clock.Instant) {
 	rn.push(l)
 }
 
-// RenewNow renews a lease at once.
-func (rn *Renewer) RenewNow(l *Lease) {
+// renewNow renews a lease at once.
+func (rn *Renewer) renewNow(l *Lease) {
 	rn.mu.Lock()
 	defer rn.mu.Unlock()
 	rn.renewAt(l, clock.Now())
@@ -476,7 +476,7 @@ func (rn *Renewer) update(c *call, sent clock.Instant) (tell func()) {
 	if l.raise == c.raise {
 		l.raise = 0
 	}
-	l.schedule(rn.node, sent, r)
+	l.schedule(sent, r)
 	if r.More {
 		l.due, l.exact = clock.Now(), true
 	}
