@@ -198,7 +198,7 @@ func TestBadMutexLogsItsError(t *testing.T) {
 func TestHookThatEndsADowngradeEndsTheCall(t *testing.T) {
 	for _, turn := range []time.Duration{0, DefaultTurn} {
 		inBubble(t, func(w *world) {
-			rc, hook := w.client(nil), hookOnce{on: new(atomic.Bool)}
+			rc, hook := w.client(nil), hookOnce{new(atomic.Bool), "r"} // not the INFO of a first lock
 			l := w.lock(NewMutex(rc, "x", WithTurn(turn)), true)
 			rc.AddHook(hook)
 			hook.on.Store(true)
