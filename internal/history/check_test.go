@@ -179,6 +179,7 @@ func TestOrder(t *testing.T) {
 
 func TestTurns(t *testing.T) {
 	in := func(queue string, o history.Op) history.Op { o.Queue = queue; return o }
+	first := func(o *history.Op) { o.Class = "first" }
 	cases{
 		{"served in order", []history.Op{in("p", asked(write("a", 30, 40, 1), 10)), in("q", asked(write("b", 40, 50, 2), 20))}, ""},
 		{"overtaking in the same queue", []history.Op{in("p", asked(write("a", 40, 50, 2), 10)), in("p", asked(write("b", 30, 40, 1), 20))}, "10ns"},
@@ -187,7 +188,8 @@ func TestTurns(t *testing.T) {
 		{"overtaking for longer than a turn", []history.Op{in("p", asked(write("a", 70, 80, 3), 10)), in("q", asked(write("b", 30, 40, 1), 20)), in("q", asked(write("c", 56, 60, 2), 20))}, "by c"},
 		{"overtaking by two, for a turn each", []history.Op{in("p", asked(write("a", 90, 95, 3), 10)), in("q", asked(write("b", 30, 40, 1), 20)), in("r", asked(write("c", 66, 70, 2), 20))}, ""},
 		{"a reader joins the readers of the process in front", []history.Op{in("p", asked(read("a", 30, 40), 5)), in("p", asked(write("b", 90, 95, 3), 10)), asked(read("c", 31, 60), 20)}, ""},
-		{"a reader joins a reader that came later and went first", []history.Op{in("p", asked(write("b", 90, 95, 3), 10)), in("p", with(asked(read("a", 30, 40), 25), func(o *history.Op) { o.Class = "first" })), asked(read("c", 31, 60), 20)}, ""},
+		{"a reader joins a reader that came later and went first", []history.Op{in("p", asked(write("b", 90, 95, 3), 10)), in("p", with(asked(read("a", 30, 40), 25), first)), asked(read("c", 31, 60), 20)}, ""},
+		{"a reader joins a reader that goes last", []history.Op{in("p", with(asked(write("b", 90, 95, 3), 10), first)), in("p", asked(read("a", 30, 40), 5)), with(asked(read("c", 31, 60), 20), first)}, "overtook"},
 		{"a reader joins a reader that came later", []history.Op{in("p", asked(write("b", 90, 95, 3), 10)), in("p", asked(read("a", 30, 40), 25)), asked(read("c", 31, 60), 20)}, "overtook"},
 		{"a reader joins them late", []history.Op{in("p", asked(read("a", 30, 40), 5)), in("p", asked(write("b", 90, 95, 3), 10)), asked(read("c", 36, 60), 20)}, "by c"},
 		{"a reader joins a reader that gives up as it is granted the lock", []history.Op{in("p", history.Op{Client: "a", Key: "k", Kind: history.Read, Asked: 5, Ended: 32}), in("p", asked(write("b", 90, 95, 3), 10)), asked(read("c", 31, 60), 20)}, ""},

@@ -15,8 +15,8 @@ import (
 //   - a reader may overtake a writer that stands behind a reader of its own Queue, and join that one, also if that one gives
 //     up as it is granted the lock. A reader of another Class of that Queue may have asked later and stand in front;
 //   - anybody may overtake it within bound after the head of its Queue has given up, if the next one is of the other kind:
-//     what the head has asked for is replaced, and the acquire for the next one is under way. The same holds if what the Queue had in Redis, as
-//     its holder or for its head, was revoked: until the Queue knows, nothing of it waits there.
+//     what the head has asked for is replaced, and the acquire for the next one is under way. The same holds if what the
+//     Queue had in Redis, as its holder or for its head, was revoked: until the Queue knows, nothing of it waits there.
 func Turns(ops []Op, bound, turn time.Duration) error {
 	for _, line := range groups(ops, func(o *Op) string { return o.Key + "\x00" + o.Class }) {
 		for _, o := range line {
@@ -74,5 +74,11 @@ func joined(ops []Op, o, p *Op, bound time.Duration) bool {
 
 func (h *Op) sharesQueue(o *Op) bool { return o.Queue != "" && h.Queue == o.Queue && h.Key == o.Key }
 
-// mayPrecede reports whether h may stand in front of o in the queue that they share.
-func (h *Op) mayPrecede(o *Op) bool { return h.Asked <= o.Asked || h.Class != o.Class }
+// mayPrecede reports whether h may stand in front of o in the queue that they share. An operation with a Class goes before one
+// without.
+func (h *Op) mayPrecede(o *Op) bool {
+	if h.Class != o.Class {
+		return o.Class == ""
+	}
+	return h.Asked <= o.Asked
+}
