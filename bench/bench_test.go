@@ -112,9 +112,6 @@ func TestRawLockExcludesAndDoesNotWait(t *testing.T) {
 
 // A quick run of every workload fills each row of each table, and the JSON suffices to render them again.
 func TestQuickRunFillsEveryTable(t *testing.T) {
-	if testing.Short() {
-		t.Skip("it takes 45 s")
-	}
 	redistest.Start(t) // skips the test without a server
 	root := t.TempDir()
 	write(t, filepath.Join(root, docFile), "before\n"+begin+end+"after\n")
