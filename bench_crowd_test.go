@@ -47,7 +47,7 @@ func (c *throng) mutex(name string, opt ...redismutex.MutexOption) *redismutex.R
 	return redismutex.NewRedlock(c.nodes, name, append(opt, redismutex.WithLogger(c.log.Logger()))...)
 }
 
-// hold acquires so many locks, each on one of so many keys, and returns them.
+// hold acquires n locks, spread over that many keys, and returns them.
 func (c *throng) hold(n, keys int, write bool) []*redismutex.Lock {
 	lock := acquire(c.mutex("held"), write)
 	locks := make([]*redismutex.Lock, n)
@@ -88,7 +88,7 @@ func unlockAll(locks []*redismutex.Lock) {
 	all.Wait()
 }
 
-// lock has n goroutines lock and unlock one of so many keys each, and returns a function that waits for all of them.
+// lock has n goroutines lock and unlock one of that many keys each, and returns a function that waits for all of them.
 func (c *throng) lock(n, keys int) (wait func()) {
 	m := c.mutex("crowd")
 	var all sync.WaitGroup

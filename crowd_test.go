@@ -216,8 +216,8 @@ func TestUnlocksThatWaitForTheirTurnAreNotLost(t *testing.T) {
 	}
 }
 
-// Promise 7: when Redis comes back empty, each of many waiters acquires once more. Little else is sent, and the log has
-// few lines, with the number of those left out.
+// Promise 7: when Redis comes back empty, each of many waiters acquires again. Little else is sent, and the log has few
+// lines, with the number of those left out.
 func TestManyWaitersAreServedSoonAfterAnEmptyRestart(t *testing.T) {
 	const many = 300
 	for _, keys := range []int{1, many} {

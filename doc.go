@@ -21,7 +21,7 @@
 // that locks: it runs this package on an embedded Redis, and injects faults by
 // name.
 //
-// [RWMutex.Inspect] tells who holds a lock and who waits for it, and
+// [RWMutex.Inspect] returns the holders and the waiters of a lock, and
 // [RWMutex.Revoke] ends an acquisition by its id.
 //
 // # Promises

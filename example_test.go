@@ -57,7 +57,7 @@ func ExampleNewRedlock() {
 	// Output: held: report <nil>
 }
 
-// A call that is refused can say whom to ask.
+// The error of a refused call names the process that holds the lock.
 func ExampleHeldError() {
 	rc, stop := startRedis()
 	defer stop()

@@ -36,20 +36,20 @@ func (m Mode) String() string {
 	return [...]string{"unknown", "free", "held for reading", "held for writing", "split"}[m]
 }
 
-// A State is who holds a lock and who waits for it, as [RWMutex.Inspect] found it. A moment later it may differ.
+// A State has the holders and the waiters of a lock, as [RWMutex.Inspect] found them. A moment later it may differ.
 type State struct {
 	Key     string
 	Mode    Mode
 	Holders []Participant // the writer, or some of the readers, 100 at most
-	Holding int           // all who hold
+	Holding int           // all holders
 	Waiters []Participant // in order, the first 100
-	Waiting int           // all who wait
+	Waiting int           // all waiters
 
 	// Token is the last fencing token that Redis has granted; with several nodes the one that a majority has, or if there is
 	// none, the highest. Locks that a process passes on within its turn have the next ones, up to 1,023 more: see WithTurn.
 	Token uint64
 
-	Nodes []NodeState // what each node says, in the order of NewRedlock
+	Nodes []NodeState // the answers of the nodes, in the order of NewRedlock
 }
 
 // A Participant holds a lock or waits for it. The goroutines of a process that share a turn are one participant, and so are
@@ -64,10 +64,10 @@ type Participant struct {
 	rank int64
 }
 
-// A NodeState is what one node says of a lock.
+// A NodeState is the answer of one node about a lock.
 type NodeState struct {
 	Node    string // its number and its address
-	Err     error  // why it says nothing: ErrRedis or ErrNotLock; nil: it has answered
+	Err     error  // why it has not answered: ErrRedis or ErrNotLock; nil: it has
 	Mode    Mode
 	Holders []Participant
 	Holding int
@@ -76,7 +76,7 @@ type NodeState struct {
 	Token   uint64
 }
 
-// Inspect returns who holds the lock and who waits for it. It runs one script on each node, once, which changes nothing and
+// Inspect returns the holders and the waiters of the lock. It runs one script on each node, once, which changes nothing and
 // whose cost is bounded whatever the number of waiters. Participants whose lease has ended are left out, up to 250 of them
 // on each node.
 //

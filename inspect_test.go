@@ -23,7 +23,7 @@ func (w *world) inspect(m *RWMutex, opt ...LockOption) *State {
 	return s
 }
 
-// is checks what a state says: the mode, who holds and who waits, as "w <id>" and "r <id>".
+// is checks a state: its mode, its holders and its waiters, as "w <id>" and "r <id>".
 func (w *world) is(s *State, mode Mode, holders, waiters string) {
 	w.Helper()
 	list := func(ps []Participant) string {
@@ -58,7 +58,7 @@ func (w *world) waiting() string {
 	return strings.Join(members, ", ")
 }
 
-// What an operator asks at three in the morning: who holds, who waits, in what order and for how long.
+// A state has the holders and the waiters, in order, each with its process and how long it has waited.
 func TestInspectShowsHoldersAndWaitersInOrder(t *testing.T) {
 	inBubble(t, func(w *world) {
 		process := func() *RWMutex { return NewMutex(w.client(nil), "x") }

@@ -790,7 +790,7 @@ func TestNodeThatRefusesToRaiseIsAcquiredAgain(t *testing.T) {
 	})
 }
 
-// Promise 10: a node that hangs while its token is to be raised is waited for no longer than two node time-outs, whichever
+// Promise 10: a node that hangs while its token is being raised is waited for no longer than two node time-outs, whichever
 // node answered last.
 func TestNodeThatHangsInARaiseCostsTwoTimeouts(t *testing.T) {
 	for last := range 2 {

@@ -155,7 +155,7 @@ func (m *RWMutex) RLockContext(ctx context.Context, opt ...LockOption) (*Lock, e
 }
 
 // TryLockContext locks for writing if the lock can be granted at once. Otherwise the error is a [HeldError], which
-// matches [ErrLock] and names who is in the way, and no request is left in Redis; or it is one of the errors of
+// matches [ErrLock] and names a holder or waiter, and no request is left in Redis; or it is one of the errors of
 // [RWMutex.LockContext].
 func (m *RWMutex) TryLockContext(ctx context.Context, opt ...LockOption) (*Lock, error) {
 	return m.lock(request{ctx: ctx, given: true, write: true, try: true}, opt)
@@ -247,11 +247,12 @@ func (m *RWMutex) lock(r request, opt []LockOption) (*Lock, error) {
 	return l, err
 }
 
-// lastTry is how long a wait that has run out asks who is in the way, and a node time-out more.
+// lastTry is how long the try after a wait that has run out may take, and a node time-out more.
 const lastTry = 100 * time.Millisecond
 
-// lockWithin acquires the lock within the time for which r may wait. When that is over it tries once more, and so learns who is
-// in the way. It tries again while that is the request of the wait itself, which may be on its way still.
+// lockWithin acquires the lock within the time for which r may wait. When that is over it tries once more, and so learns
+// which process holds the lock or waits for it. It tries again while that is the request of the wait itself, which may be
+// on its way still.
 func (m *RWMutex) lockWithin(r request) (*Lock, error) {
 	within := func(d time.Duration) (l *Lock, over bool, err error) {
 		until, cancel := context.WithTimeout(r.ctx, d)

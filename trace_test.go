@@ -179,7 +179,7 @@ func TestTraceTellsOfNodesThatAreDownAndUp(t *testing.T) {
 	})
 }
 
-// A call with WithWait is one call, though it tries once more when its time is over. A lock that is revoked has ended.
+// A call with WithWait is one call, although it tries again when its time is over. A lock that is revoked has ended.
 func TestTraceTellsOfBoundedWaitsAndOfRevocations(t *testing.T) {
 	inBubble(t, func(w *world) {
 		s := newStory()

@@ -12,7 +12,7 @@ import (
 	"github.com/redismutex/redismutex/internal/redistest"
 )
 
-// A wait that has run out names who is in the way, and leaves nothing in Redis.
+// A wait that has run out names a holder or waiter, and leaves nothing in Redis.
 func TestWaitThatRanOutNamesWhoIsInTheWay(t *testing.T) {
 	for _, turn := range []MutexOption{WithTurn(DefaultTurn), WithTurn(0)} {
 		inBubble(t, func(w *world) {

@@ -221,7 +221,7 @@ type meeting struct {
 	inside atomic.Int64 // how many have it
 }
 
-// Who had the lock last.
+// The one that had the lock last.
 type predecessor int
 
 const (

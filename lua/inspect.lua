@@ -1,4 +1,4 @@
--- inspect.lua: who holds the lock and who waits for it, now. It changes nothing.
+-- inspect.lua: the holders and the waiters of the lock. It changes nothing.
 --
 -- KEYS  1 holder, 2 intents, 3 leases, 4 token: see lib/keys.lua
 -- ARGV  none

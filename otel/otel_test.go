@@ -157,7 +157,7 @@ func lines(m map[string]string) string {
 	return strings.Join(s, "\n")
 }
 
-// An operator sees who has waited for longest, while it waits.
+// The age of the oldest wait is seen while it lasts.
 func TestOldestWaitIsSeenWhileItLasts(t *testing.T) {
 	observed(t, nil, func(w *world) {
 		holder, ok := w.other.Lock()

@@ -23,8 +23,8 @@ func (f *failures) set(err error, n int) {
 	f.err, f.left = err, n
 }
 
-// next returns the error of a call that begins with cmd, or nil if it is to be made. Asking for INFO is not counted: the
-// library does it once, beside its first lock.
+// next returns the error of a call that begins with cmd, or nil if the call should be made. Asking for INFO is not counted:
+// the library does it once, beside its first lock.
 func (f *failures) next(cmd redis.Cmder) error {
 	if cmd.Name() == "info" {
 		return nil

@@ -325,7 +325,7 @@ func (r *Redis) isOther(id string) bool {
 	return slices.ContainsFunc(r.others, func(l *redismutex.Lock) bool { return l.ID() == id })
 }
 
-// inspect returns who holds the lock on a key and who waits for it. Foreign data under the key is no lock.
+// inspect returns the holders and the waiters of the lock on a key. Foreign data under the key is not a lock.
 func (r *Redis) inspect(key string) *redismutex.State {
 	r.t.Helper()
 	s, err := r.mutexOfOther(key).Inspect(context.Background())

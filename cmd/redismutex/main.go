@@ -39,7 +39,7 @@ func usage(format string, v ...any) error { return exitError{exitUsage, fmt.Erro
 const help = `Redismutex runs a command under a lock that all hosts share.
 
   redismutex run [flags] NAME [--] COMMAND [ARG...]   run a command while the lock is held
-  redismutex show [flags] NAME...                     who holds locks, and who waits for them
+  redismutex show [flags] NAME...                     the holders and the waiters of locks
   redismutex ls [flags] [PATTERN]                     the locks that are held
   redismutex revoke [flags] NAME ID                   end one holder or waiter, by its id
 
@@ -63,7 +63,7 @@ type command struct {
 
 var commands = map[string]command{
 	"run":    {"NAME [--] COMMAND [ARG...]", "Run a command while the lock is held.", runCommand, runFlags},
-	"show":   {"NAME...", "Show who holds locks, and who waits for them.", show, jsonFlag},
+	"show":   {"NAME...", "Show the holders and the waiters of locks.", show, jsonFlag},
 	"ls":     {"[PATTERN]", "List the locks that are held. The pattern is one of Redis' KEYS; the default is all.", list, jsonFlag},
 	"revoke": {"NAME ID", "End one holder or waiter, by its id.", revoke, nil},
 }

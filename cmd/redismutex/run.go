@@ -25,7 +25,7 @@ func runFlags(flags *pflag.FlagSet, o *options) {
 	flags.DurationVar(&o.grace, "grace", 3*time.Second, "time from SIGTERM to SIGKILL if the lock is lost")
 	flags.DurationVar(&o.maxHold, "max-hold", 0, "end the command when it has run so long")
 	flags.BoolVarP(&o.quiet, "quiet", "q", false, "print nothing but what the command prints")
-	flags.BoolVarP(&o.verbose, "verbose", "v", false, "print what is waited for, behind whom, and when the lock is granted")
+	flags.BoolVarP(&o.verbose, "verbose", "v", false, "print when the wait begins, which process holds the lock, and when it is granted")
 }
 
 // margin is how long before the end of trust the command has been killed.
@@ -180,7 +180,7 @@ func (r *runner) lock(ctx context.Context) (*redismutex.Lock, error) {
 	if r.try {
 		return lock(ctx, redismutex.WithWait(0))
 	}
-	if r.verbose { // a try learns who is in the way
+	if r.verbose { // a try learns which process holds the lock
 		l, err := lock(ctx, redismutex.WithWait(0))
 		if err == nil || !errors.Is(err, redismutex.ErrLock) {
 			return l, err

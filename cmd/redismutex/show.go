@@ -22,7 +22,7 @@ func jsonFlag(flags *pflag.FlagSet, o *options) {
 	flags.BoolVar(&o.json, "json", false, "print JSON; times are in seconds")
 }
 
-// show prints who holds locks and who waits for them. What some nodes say is printed even if no majority has answered.
+// show prints the holders and the waiters of locks, also if no majority of the nodes has answered.
 func show(ctx context.Context, flags *pflag.FlagSet, o *options, out, _ io.Writer) error {
 	if flags.NArg() == 0 {
 		return usage("show: which lock? See redismutex show --help")

@@ -312,8 +312,8 @@ func (a *Acquisition) ended(u User) error {
 	return nil
 }
 
-// Overdue notes that a user has held a for as long as it may, and reports whether it still holds it. A whose users are all
-// overdue is renewed no more, and ends with its lease.
+// Overdue notes that a user has held a for as long as it may, and reports whether it still holds it. An acquisition whose
+// users are all overdue is no longer renewed, and ends with its lease.
 func (a *Acquisition) Overdue(u User) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -325,7 +325,7 @@ func (a *Acquisition) Overdue(u User) bool {
 	return true
 }
 
-// expireIfOverdue renews a no more if all of its users are overdue. The mutex is held.
+// expireIfOverdue stops the renewals of a if all of its users are overdue. The mutex is held.
 func (a *Acquisition) expireIfOverdue() {
 	if !a.users.allOverdue() {
 		return

@@ -123,7 +123,7 @@ func (p *part) listen(ctx context.Context) {
 }
 
 // acquireCommand is the command that acquires p. Its place in the queue of one node is that of a request made when the process
-// began to wait; with several nodes its score says that.
+// began to wait; with several nodes it has a score.
 func (p *part) acquireCommand(try bool) script.Command {
 	var age time.Duration
 	if asked := p.acq.asked; asked != 0 {

@@ -148,8 +148,8 @@ func TestSupersededRequestIsNotMade(t *testing.T) {
 	})
 }
 
-// Promise 2: where there is more to renew than can be, the excess is lost and no more, and the log tells so before
-// anything is lost.
+// Promise 2: where there is more to renew than can be, only the excess is lost, and the log reports it before anything is
+// lost.
 func TestOverloadLosesNoMoreThanTheExcess(t *testing.T) {
 	redistest.MiniLocks(t)
 	const (

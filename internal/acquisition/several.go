@@ -209,8 +209,9 @@ func (s *severalNodes) isClear(c count) bool {
 // proof would fail.
 //
 // The proof that a token is greater than every one before it: two majorities share a node that granted both locks. That
-// node granted the later lock after the earlier one had ended. By then the node's token was no lower than the earlier lock's,
-// so it gave the later lock a greater one; and the later lock's token is no lower than what any node of its majority gave it. If that node has lost its data in between, see onAcquired.
+// node granted the later lock after the earlier one had ended. By then the node's token was no lower than the earlier
+// lock's, so it gave the later lock a greater one; and the later lock's token is no lower than what any node of its
+// majority gave it. If that node has lost its data in between, see onAcquired.
 func (s *severalNodes) agreeOnToken(soon clock.Instant, highest uint64) {
 	for _, p := range s.parts {
 		same := 0
@@ -322,7 +323,7 @@ func (s *severalNodes) onTimeout(p *part) {
 	n.tell()
 }
 
-// onAnswer takes what an answer says of the health of the node.
+// onAnswer takes what an answer shows of the health of the node.
 func (s *severalNodes) onAnswer(p *part, sent clock.Instant, rank int64, err error) {
 	c := s.Config
 	c.Ranks.Saw(rank)

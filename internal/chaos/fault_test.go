@@ -35,7 +35,8 @@ func (w *world) torment(faults []fault, until time.Time) {
 	}
 	var opened []open
 	var queue []fault
-	for next := time.Now(); time.Now().Before(until) || len(opened) > 0; time.Sleep(10 * time.Millisecond) { // the pace of the faults
+	pace := time.Tick(10 * time.Millisecond)
+	for next := time.Now(); time.Now().Before(until) || len(opened) > 0; <-pace {
 		opened = slices.DeleteFunc(opened, func(o open) bool {
 			if time.Now().Before(o.over) {
 				return false

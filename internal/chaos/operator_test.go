@@ -144,7 +144,7 @@ func (w *world) revocations(ops []history.Op) {
 		}
 		// Nothing renews it any more. On several nodes a minority may not have heard of that.
 		if trusted := time.Duration(o.Until - r.done); trusted > ttlOf(*o) {
-			w.Errorf("want a lock renewed no more after it was revoked at %v, it was trusted for %v since: %v", time.Duration(r.done), trusted, o)
+			w.Errorf("want no renewal of a lock that was revoked at %v, it was trusted for %v since: %v", time.Duration(r.done), trusted, o)
 		}
 		if o.Freed == 0 || r.done < o.Freed {
 			o.Freed = r.done

@@ -74,7 +74,7 @@ func (g *Grant) Token() uint64 {
 	return g.turn.acq.Token()*MaxGrants + uint64(g.number)
 }
 
-// Overdue ends the turn of u, a lock of g that has been held for as long as it may be, and renews it no more. It reports
+// Overdue ends the turn of u, a lock of g that has been held for as long as it may be, and stops its renewals. It reports
 // whether u was still held.
 func (g *Grant) Overdue(u acquisition.User) bool {
 	t, q := g.turn, g.turn.queue
@@ -125,7 +125,8 @@ func (g *Grant) Unlock(ctx context.Context, u acquisition.User) error {
 	return err
 }
 
-// unlock returns whether the acquisition is to be released, and which one is to be made, also with an error.
+// unlock removes u. It returns whether the caller must release the acquisition, and which one it must make, also with an
+// error.
 func (g *Grant) unlock(u acquisition.User) (last bool, next *turn, err error) {
 	t, q := g.turn, g.turn.queue
 	if q == nil {
@@ -205,8 +206,8 @@ func (q *queue) behind(next *turn, call func() error) error {
 	return err
 }
 
-// becomeReader returns what the nodes have to be told, and which acquisition is to be made in front of that, since the process
-// holds the lock for writing no more.
+// becomeReader makes u a reader. It returns what the caller must tell the nodes, and which acquisition it must make in
+// front of that, since the process no longer holds the lock for writing.
 func (g *Grant) becomeReader(u acquisition.User) (d acquisition.Downgrade, next *turn, err error) {
 	t, q := g.turn, g.turn.queue
 	if q == nil {

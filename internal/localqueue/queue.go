@@ -41,8 +41,8 @@
 // # Mutexes
 //
 // A queue has one mutex. It comes before that of an acquisition. One function, update, is called under it after every
-// event: it serves the waiters that the rules allow, ends what is not used, and chooses which request stands in Redis. No foreign code
-// (contexts, loggers, the client and its hooks) runs under it.
+// event: it serves the waiters that the rules allow, ends what is not used, and chooses which request stands in Redis. No
+// foreign code (contexts, loggers, the client and its hooks) runs under it.
 package localqueue
 
 import (
@@ -168,7 +168,7 @@ func (q *queue) try(ctx context.Context, w *waiter) error {
 }
 
 // tryLocally grants w a lock if a turn allows it and nobody waits. It refuses w, with an error, if a lock or a waiter of this
-// process is in the way. If neither, Redis is to be asked.
+// process is in the way. If neither, the caller asks Redis.
 func (q *queue) tryLocally(w *waiter) (granted bool, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -241,8 +241,8 @@ func (q *queue) end(w *waiter, err error) {
 }
 
 // update is called after every event: an arrival, an unlock, a waiter that gives up, a grant, a loss, the end of a turn,
-// a downgrade. It serves the waiters that the rules allow, ends what is not used, and chooses which request stands in Redis. It returns the
-// acquisition that is to be made, if any.
+// a downgrade. It serves the waiters that the rules allow, ends what is not used, and chooses which request stands in
+// Redis. It returns the acquisition that the caller must make, or nil.
 func (q *queue) update() *turn {
 	now := clock.Now()
 	q.serve(now)
@@ -337,7 +337,8 @@ func (q *queue) endTurns(now clock.Instant) {
 }
 
 // choose sees to it that an acquisition waits in Redis for the head, and for nobody else. While this process holds a write
-// acquisition nobody else can be granted the lock, and the age restores the place. It returns the one that is to be made.
+// acquisition nobody else can be granted the lock, and the age restores the place. It returns the one that the caller must
+// make, or nil.
 func (q *queue) choose(now clock.Instant) *turn {
 	w, p := q.head(), q.pending
 	if p != nil && (w == nil || w.write != p.write) {

@@ -403,7 +403,7 @@ func (g *game) downgrade(*rapid.T) {
 	}
 }
 
-// collect takes the results that are in, and returns who was granted a lock.
+// collect takes the results so far, and returns the requests that were granted a lock.
 func (g *game) collect() (granted []*caller) {
 	synctest.Wait()
 	for _, c := range g.callers {

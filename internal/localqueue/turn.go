@@ -7,7 +7,7 @@ import (
 	"github.com/redismutex/redismutex/internal/clock"
 )
 
-// MaxGrants is how many write locks are granted under one acquisition, at most: so many tokens it has.
+// MaxGrants is how many write locks are granted under one acquisition at most: it has that many tokens.
 const MaxGrants = 1024
 
 // A turn is an acquisition and what its queue knows of it. Under it, locks are granted to requests of this process until

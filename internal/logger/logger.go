@@ -99,8 +99,8 @@ type lineCount struct {
 
 var recent lines
 
-// count counts a line and reports whether it is to be logged. When the window ends, it calls more with the number of
-// lines that were not logged and the last of them.
+// count counts a line and reports whether it should be logged. When the window ends, it calls more with the number of lines
+// that were not logged and the last of them.
 func (l *lines) count(k lineKind, ln line, more func(int, line)) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -286,7 +286,7 @@ func (b *Box) Look(key string, since time.Time) {
 
 // sweep makes the waiters for the keys in lost look, until lost is empty. One sweep runs at a time, and the next starts
 // when the calls of the last may have been answered. Messages lost during a sweep, which slows Redis down, make the
-// waiters look once more and not once for each message.
+// waiters look once, and not once for each message.
 func (b *Box) sweep() {
 	for {
 		b.mu.Lock()

@@ -2,7 +2,7 @@ package node
 
 import "container/heap"
 
-// An agenda is the leases of a node for which something is to be done, in two heaps:
+// An agenda has the leases of a node that the renewer has to act on, in two heaps:
 //
 //	later ──(its call is due)──► ready ──(a sender takes it)──► later, to be called again should that call hang
 type agenda struct {
@@ -91,7 +91,7 @@ func (h *heapOfLeases) Pop() any {
 	return l
 }
 
-// byNext puts those first for which something is to be done first.
+// byNext puts those first that are due first.
 type byNext struct{ heapOfLeases }
 
 func (h byNext) Less(i, j int) bool { return h.heapOfLeases[i].next() < h.heapOfLeases[j].next() }

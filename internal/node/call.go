@@ -69,7 +69,7 @@ func (n *Node) CallBoth(ctx context.Context, ttl time.Duration, first script.Com
 	return await(ctx, n, both)
 }
 
-// Inspect returns what the node says of the lock with these keys. It waits for a place among the releases, not behind the
+// Inspect returns the node's answer about the lock with these keys. It waits for a place among the releases, not behind the
 // crowd that it may be asked about, and returns ErrInterrupted as soon as ctx ends.
 func (n *Node) Inspect(ctx context.Context, keys *script.Keys) (script.Inspection, error) {
 	place := n.Limiter.Releases

@@ -61,9 +61,9 @@ type Lease struct {
 	number uint64 // of the id, in the node's mailbox; set once
 
 	end    atomic.Int64  // when trust in it ends; of a release or a wake-up, when that is over
-	before clock.Instant // when its release was sent in vain; Always: never
+	before clock.Instant // when a release was sent that was not confirmed; Always: none was
 	due    clock.Instant // when its next call is due
-	raise  uint64        // the token that the node's is to be raised to; 0: none
+	raise  uint64        // the token to which the node's has to be raised; 0: none
 	place  int32         // its index in its heap, plus 1; 0: it is in none
 	pause  int32         // ms between renewals that nothing else calls for
 
@@ -159,7 +159,7 @@ func (l *Lease) Acknowledge(sent clock.Instant) {
 
 // schedule sets when the next call for l is due, after one that was sent at that instant and acknowledged: at half the
 // TTL; for a waiter also when the lease in front of it ends, since then nobody may be there to hand the lock on; and
-// more often if no message can reach it, or if others may wait in vain for what it has been granted.
+// more often if no message can reach it, or if it may keep the node from others that could be granted a majority.
 func (l *Lease) schedule(sent clock.Instant, r script.Reply) {
 	ttl := l.terms().TTL
 	l.due, l.exact = sent.Add(ttl/2), false
@@ -210,7 +210,7 @@ func (l *Lease) longerPause(most time.Duration) time.Duration {
 	return pause
 }
 
-// next is when something is to be done for l.
+// next is when l is due: for a call, or for the end of its trust.
 func (l *Lease) next() clock.Instant { return min(l.due, l.Until()) }
 
 // isBehind reports whether the renewal of l is so late that it may fail.

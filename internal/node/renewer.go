@@ -19,7 +19,7 @@ const (
 	renewHolder             // renew it: it holds
 	release                 // release it
 	wake                    // tell the owner when its time has come
-	expire                  // let it end: it holds, and is renewed no more
+	expire                  // let it end: it holds, and is no longer renewed
 )
 
 // A Renewer renews the leases of one node as they fall due, those that fall due together in one round trip, ends the
@@ -27,7 +27,7 @@ const (
 // costs neither a goroutine nor a timer. The timer never waits for Redis, so trust ends on time whatever a call is doing.
 //
 // A few senders take what is ready, the lease that ends first before the others: when there is more to renew than Redis or
-// this process can, the excess is lost and no more.
+// this process can, only the excess is lost.
 type Renewer struct {
 	node *Node
 
@@ -54,7 +54,7 @@ func (rn *Renewer) Renew(l *Lease, holds bool, sent clock.Instant, r script.Repl
 // Release releases an id in the background. After a TTL its lease has ended without that.
 func (rn *Renewer) Release(l *Lease) { rn.ReleaseAgain(l, clock.Always) }
 
-// ReleaseAgain is Release after a release that was sent at that instant in vain; Always: there was none.
+// ReleaseAgain is Release after a release that was sent at that instant and not confirmed; Always: none was sent.
 func (rn *Renewer) ReleaseAgain(l *Lease, sent clock.Instant) {
 	rn.mu.Lock()
 	defer rn.mu.Unlock()
@@ -140,7 +140,7 @@ func (rn *Renewer) Holds(l *Lease) {
 	rn.push(l)
 }
 
-// Expire renews a lease no more. The owner is told when it has ended.
+// Expire stops the renewals of a lease. The owner is told when it has ended.
 func (rn *Renewer) Expire(l *Lease) {
 	rn.mu.Lock()
 	defer rn.mu.Unlock()

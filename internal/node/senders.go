@@ -20,7 +20,7 @@ type sender struct{ hangs clock.Instant }
 
 func (n *Node) maxSenders() int { return min(maxSenders, n.Limiter.calls) }
 
-// start returns the senders to be started for so many that are ready.
+// start returns the senders to start when that many leases are ready.
 func (ss *senders) start(now clock.Instant, ready, most int) (more []*sender) {
 	for working := ss.working(now); working < most && ready > 0; working++ {
 		if *ss == nil {
@@ -44,7 +44,7 @@ func (ss senders) working(now clock.Instant) (n int) {
 	return n
 }
 
-// nextHang is when the next of them is to be taken for one that hangs.
+// nextHang is when the next of them will be taken for one that hangs.
 func (ss senders) nextHang() clock.Instant {
 	next, now := clock.Never, clock.Now()
 	for s := range ss {

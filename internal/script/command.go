@@ -38,7 +38,7 @@ type Participant struct {
 
 // Acquire is the command that grants the lock to p, or puts p in the queue unless it is a try. First puts p before all
 // waiters of the other kind. A request that has waited in its process carries its age, in whole µs, and takes the place
-// that it would have had; with several nodes its score says that.
+// that it would have had; with several nodes it has a score.
 func (p Participant) Acquire(try, first bool, age time.Duration) Command {
 	s := RLock
 	if p.Write {

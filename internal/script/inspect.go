@@ -12,12 +12,12 @@ import (
 // Inspect is the verb that looks at a lock and changes nothing.
 var Inspect = load("inspect", Granted)
 
-// Inspect is the command that tells who holds the lock and who waits for it.
+// Inspect is the command that returns the holders and the waiters of the lock.
 func (k *Keys) Inspect() Command {
 	return Command{Inspect, []any{"evalsha", Inspect.digest, "4", k.holder, &k.intents, &k.leases, &k.token}}
 }
 
-// An Inspection is what a node says of a lock.
+// An Inspection is the answer of a node about a lock.
 type Inspection struct {
 	Holders []Seen // the writer, or some of the readers
 	Waiters []Seen // the first ones, in order

@@ -7,7 +7,7 @@ import (
 	"github.com/redismutex/redismutex/internal/lockerr"
 )
 
-// A Status is what a script says of the caller's id.
+// A Status is what has become of the caller's id.
 type Status int64
 
 // The statuses, as lua/ defines them.
@@ -27,7 +27,7 @@ type Reply struct {
 	Value  int64  // the fencing token of a writer that is granted; ms until the lease in front of a waiter ends
 	Data   string // "<type>:<key>" of foreign data
 	Holder string // of Busy: the id in the way, a holder or the first waiter; "" if there is none left
-	More   bool   // the lock has not been handed on to all who fit: call again
+	More   bool   // the lock has not been handed on to all that fit: call again
 	Untold bool   // PUBLISH was refused: those granted have not been told
 	Grants string // a message for the caller's own mailbox
 

@@ -157,7 +157,7 @@ func (s *server) holders() []string {
 	return nil
 }
 
-// held checks who holds the lock, and that every key has a TTL.
+// held checks the holders, and that every key has a TTL.
 func (s *server) held(by ...*participant) {
 	s.Helper()
 	var want []string

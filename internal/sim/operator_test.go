@@ -61,8 +61,8 @@ const (
 	waitedTooLong = "wait ran out"
 )
 
-// lastTry is how long a wait that has run out asks who is in the way: the time of the documentation, and on several nodes
-// the longest node time-out.
+// lastTry is how long the try after a wait that has run out takes: the time of the documentation, and on several nodes the
+// longest node time-out.
 const lastTry = 100*time.Millisecond + time.Second
 
 // meet notes the ids of a client of p. The node has to be kept: another one would have other ids.
@@ -206,8 +206,8 @@ func (e *era) revoked(acquisition string) (all *revocation) {
 
 func (e *era) mayBeRevoked(acquisition string) bool { return e.revoked(acquisition) != nil }
 
-// outran checks the error of a call for which others were in the way: whom it names, and when the wait ran out. It reports
-// whether what was in the way may have been revoked, and only the process did not know yet.
+// outran checks the error of a call that others kept from the lock: which process it names, and when the wait ran out. It
+// reports whether what was in the way may have been revoked, and only the process did not know yet.
 func (w *worker) outran(a *attempt, err error) (unaware bool) {
 	held := &redismutex.HeldError{}
 	if !errors.As(err, &held) {

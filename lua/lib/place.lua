@@ -8,7 +8,7 @@ local AHEAD = 1e6
 -- reorders anybody. With an age it is where a request of that long ago would stand, but in no
 -- other class; waiters of the same place are in the order of their names. Where ranks are far
 -- ahead of the clock, that has been set back, and an age does not count: until the clock has
--- caught up, requests with an age would overtake all who wait.
+-- caught up, requests with an age would overtake all waiters.
 local function place_in_class(class, highest)
 	if age and highest < class + us + AHEAD then
 		return class + math.max(us - age, 1)
