@@ -7,9 +7,11 @@
 //	          │                              │
 //	          │                              └──(a majority forgets it, trust ends, or it is revoked)──► lost
 //	pending ──┤
-//	          ├──(the caller gives up, no majority will grant it, or it is revoked)──► abandoned   (also from held, before the first user)
+//	          ├──(the caller gives up, no majority will grant it, or it is revoked)──► abandoned
 //	          │
-//	          └──(its owner was granted another one: WithOwner)──► superseded
+//	          └──(its queue wants it no longer, or its owner has been granted another one: WithOwner)──► superseded
+//
+// A caller whose request was superseded acquires again. A held one without users, too, may be abandoned or superseded.
 //
 // On each node an acquisition has a [part] with an id and a lease of its own. An id that is of no use any more is
 // released, and another part takes its place:
@@ -171,12 +173,12 @@ func (a *Acquisition) Until() clock.Instant { return clock.Instant(a.until.Load(
 
 // Acquire asks the nodes for the lock and waits until it is granted, or will not be granted, or ctx ends. It returns
 // ErrRetry if the acquisition was superseded, or lost before it had a user. If a hook or a logger panics, the request is
-// abandoned.
+// withdrawn.
 func (a *Acquisition) Acquire(ctx context.Context) error {
 	returned := false
 	defer func() {
 		if !returned {
-			a.Abandon()
+			a.Withdraw()
 		}
 	}()
 	err := a.nodes.acquire(ctx)

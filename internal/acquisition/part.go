@@ -96,7 +96,7 @@ func (p *part) start() {
 		returned := false
 		defer func() {
 			if !returned && len(p.acq.parts) == 1 { // a hook has ended the goroutine; with several nodes there is a time-out
-				p.acq.Abandon()
+				p.acq.Withdraw()
 			}
 		}()
 		p.acquire(context.Background())

@@ -20,9 +20,9 @@ var ErrWaiting = errors.New("it waits on without the caller")
 // in the queue. If it outlives errors, it asks again after an error of its first attempt, too.
 func (a *Acquisition) Share(outlives bool) { a.shared, a.outlives = true, outlives }
 
-// Abandon ends a request that is not wanted any more, or a lock without users. What has been granted is released in the
+// Withdraw ends a request that is not wanted any more, or a lock without users. What has been granted is released in the
 // background. It reports whether the nodes had granted it or put it into the queue.
-func (a *Acquisition) Abandon() (acknowledged bool) {
+func (a *Acquisition) Withdraw() (acknowledged bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	acknowledged = a.queued || a.state == held

@@ -198,7 +198,7 @@ func (q *queue) behind(next *turn, call func() error) error {
 	returned := false
 	defer func() {
 		if !returned {
-			next.acq.Abandon()
+			next.acq.Withdraw()
 		}
 	}()
 	err := call()

@@ -90,7 +90,7 @@ func (q *queue) acquire(ctx context.Context, w *waiter) error {
 		if returned {
 			return
 		}
-		// A hook or a logger has panicked. What w has asked for has been abandoned, and another one is made for the others.
+		// A hook or a logger has panicked. What w has asked for has been withdrawn, and another one is made for the others.
 		q.giveUp(w)
 		if mine != nil {
 			q.onAcquired(mine, acquisition.ErrRetry)
@@ -318,7 +318,7 @@ func (q *queue) endTurns(now clock.Instant) {
 		switch {
 		case t.users == 0:
 			q.drop(t)
-			t.acq.Abandon()
+			t.acq.Withdraw()
 		case t.users < 0:
 		case !t.lasts(now): // it has readers only; no event looks at it any more
 			if t.write {
@@ -343,7 +343,7 @@ func (q *queue) choose(now clock.Instant) *turn {
 	w, p := q.head(), q.pending
 	if p != nil && (w == nil || w.write != p.write) {
 		q.pending = nil
-		if p.acq.Abandon() {
+		if p.acq.Withdraw() {
 			q.acknowledged = true
 		}
 	}
@@ -372,8 +372,8 @@ func (q *queue) onAcquired(t *turn, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	switch {
-	case q.pending != t: // it has been abandoned
-		t.acq.Abandon()
+	case q.pending != t: // it has been withdrawn
+		t.acq.Withdraw()
 		return
 	case err == acquisition.ErrWaiting: // without the head that made it
 		go func() { q.onAcquired(t, t.acq.Wait(context.Background())) }()

@@ -198,14 +198,14 @@ var mutants = []mutant{
 	{"the release goes in front of the acquire", "internal/acquisition/shared.go", "	if front == nil || !front.begin() {\n", "	if front != nil {\n		defer func() { go front.acquire(context.Background()) }()\n	}\n	if true {\n", scenario("TestAgeRestoresThePlace")},
 	{"a write acquisition with readers only is not downgraded", "internal/localqueue/queue.go", "				t.acq.BecomeReader()\n", "", scenario("TestWriteAcquisitionWithReadersIsDowngraded")},
 	{"nobody looks when a turn is over", "internal/localqueue/queue.go", "			t.wake(now)\n", "", scenario("TestWriteAcquisitionWithReadersIsDowngraded")},
-	{"an unused acquisition is kept", "internal/localqueue/queue.go", "		case t.users == 0:\n			q.drop(t)\n			t.acq.Abandon()\n", "", checker{"./internal/localqueue", "^TestGrantThatServesNobodyIsNotKept$", nil}},
+	{"an unused acquisition is kept", "internal/localqueue/queue.go", "		case t.users == 0:\n			q.drop(t)\n			t.acq.Withdraw()\n", "", checker{"./internal/localqueue", "^TestGrantThatServesNobodyIsNotKept$", nil}},
 	{"a try is refused for a reader that is being acquired", "internal/localqueue/queue.go", "(w.write || q.line(w) == &q.rest && (q.first.writes() || q.rest.writes()))", "true", scenario("TestTryIsNotRefusedForAReaderThatIsBeingAcquired")},
 	{"a try overtakes those that wait", "internal/localqueue/queue.go", "	if !waiting {\n", "	if true {\n", scenario("TestTryIsServedLocallyOrFailsWithoutACall")},
 	{"a try begins a turn", "internal/localqueue/queue.go", "	t.ends = clock.Always\n", "	t.ends = clock.Never\n", scenario("TestTryIsServedLocallyOrFailsWithoutACall")},
 	{"an error ends one wait", "internal/localqueue/queue.go", "			q.end(w, err)\n		}\n	}\n	q.goOn(", "			q.end(w, err)\n			break\n		}\n	}\n	q.goOn(", scenario("TestFirstErrorEndsAllWaits")},
 	{"a queue that Redis has acknowledged ends with an error", "internal/localqueue/queue.go", "	t.acq.Share(q.acknowledged)\n", "	t.acq.Share(false)\n", scenario("TestQueueOutlivesErrors")},
 	{"the head's panic stops the queue", "internal/localqueue/queue.go", "		if mine != nil {\n			q.onAcquired(mine, acquisition.ErrRetry)\n		}\n", "", scenario("TestQueueGoesOnAfterAPanic|TestOthersAreServedWhenTheHeadPanics")},
-	{"an acquire whose hook has panicked is not abandoned", "internal/acquisition/acquisition.go", "		if !returned {\n			a.Abandon()\n", "		if !returned && false {\n			a.Abandon()\n", scenario("TestQueueGoesOnAfterAPanic")},
+	{"an acquire whose hook has panicked is not withdrawn", "internal/acquisition/acquisition.go", "		if !returned {\n			a.Withdraw()\n", "		if !returned && false {\n			a.Withdraw()\n", scenario("TestQueueGoesOnAfterAPanic")},
 	{"a loss during an unlock drops the next acquisition", "internal/localqueue/grant.go", "	case next != nil:\n		t.queue.goOn(next)\n", "	case next != nil && err == nil:\n		t.queue.goOn(next)\n", checker{"./internal/localqueue", "^TestLossDuringAnUnlockIsNotTheEndOfTheQueue$", nil}},
 
 	// The bound of WithMaxHold.
