@@ -5,6 +5,7 @@ package redismutex
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -84,6 +85,20 @@ func TestWaitersAreServedInOrder(t *testing.T) {
 	})
 }
 
+// number returns that of the id under which the process of m waits for the write lock.
+func (w *world) number(m *RWMutex) (n uint64) {
+	w.Helper()
+	for member := range w.queue() {
+		if id, ok := strings.CutPrefix(member, "w"+m.config.Nodes[0].Mailbox.Name()+":"); ok {
+			n, _ = strconv.ParseUint(id, 10, 64)
+		}
+	}
+	if n == 0 {
+		w.Fatalf("the process does not wait: %v", w.queue())
+	}
+	return n
+}
+
 // Promise 4: an acquire begins with a try. If the reply to that was so late that the client may have sent it again, the
 // second copy must not be granted the lock.
 func TestResentTryBeforeTheWaitIsRefused(t *testing.T) {
@@ -95,7 +110,7 @@ func TestResentTryBeforeTheWaitIsRefused(t *testing.T) {
 		redistest.Elapse(time.Second)
 		late := script.Participant{
 			Keys: mutex.keys, Durations: mutex.config.Durations, Write: true,
-			ID: fmt.Sprint(mutex.config.Nodes[0].Mailbox.Name(), ":", mutex.config.Nodes[0].LastID()-1), // the id of the try
+			ID: fmt.Sprint(mutex.config.Nodes[0].Mailbox.Name(), ":", w.number(mutex)-1), // the id of the try
 		}
 		w.unlock(holder)
 		w.unlock(<-next)
@@ -179,7 +194,7 @@ func TestLostMessageCostsTimeOnly(t *testing.T) {
 		next := w.later(mutex, true)
 		// The message finds nobody: as if it had been lost.
 		box := mutex.config.Nodes[0].Mailbox
-		box.Leave(mutex.config.Nodes[0].LastID())
+		box.Leave(w.number(mutex))
 		w.unlock(holder)
 		l, took := w.got(next)
 		if took > DefaultTTL/2 {
@@ -295,7 +310,7 @@ func TestGrantThatCrossesACancellationIsPassedOn(t *testing.T) {
 		go func() { _, err := first.LockContext(ctx); errs <- err }()
 		synctest.Wait()
 		second := w.later(NewMutex(w.client(nil), "x"), true)
-		first.config.Nodes[0].Mailbox.Leave(first.config.Nodes[0].LastID()) // the message does not get through
+		first.config.Nodes[0].Mailbox.Leave(w.number(first)) // the message does not get through
 		w.unlock(holder)
 		cancel()
 		w.matches(<-errs, context.Canceled)
@@ -340,13 +355,13 @@ func TestUnacknowledgedIDIsNotGranted(t *testing.T) {
 		got := make(chan *Lock)
 		go func() { l, _ := mutex.LockContext(ctx); got <- l }()
 		synctest.Wait()
-		first := mutex.config.Nodes[0].LastID()
+		first := w.number(mutex)
 		w.link.Hole(true, true)
 		redistest.Elapse(2 * DefaultTTL)
 		mutex.config.Nodes[0].Mailbox.Leave(0) // (nobody)
 		w.link.Hole(false, false)
 		redistest.Elapse(2 * DefaultTTL)
-		if mutex.config.Nodes[0].LastID() == first {
+		if w.number(mutex) == first {
 			t.Error("no new id was used")
 		}
 		w.unlock(holder)
@@ -586,10 +601,10 @@ func TestMailboxIsSharedAndClosesWhenIdle(t *testing.T) {
 func TestMessagesThatAreNoGrantsAreIgnored(t *testing.T) {
 	inBubble(t, func(w *world) {
 		rc := w.client(nil)
-		holder := w.lock(NewMutex(rc, "x"), true)
+		holder := w.lock(NewMutex(w.client(nil), "x"), true)
 		mutex := NewMutex(rc, "x")
 		next := w.later(mutex, true)
-		n := mutex.config.Nodes[0].LastID()
+		n := w.number(mutex)
 		for _, message := range []string{
 			"", " ", "x", "1", "-1 2", fmt.Sprint("x ", n), fmt.Sprint("1  ", n), fmt.Sprint("1 -", n), fmt.Sprint("1 0", n, "x"),
 			fmt.Sprint("1 ", n+1), "99999999999999999999999 1", "1 99999999999999999999999",

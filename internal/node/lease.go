@@ -81,7 +81,6 @@ type Lease struct {
 // Init makes l the lease of a new id on a node. The number of the id is one of NewNumber's or comes from NextID.
 func (l *Lease) Init(owner Owner, n *Node, number uint64, write bool) {
 	l.Node, l.owner, l.number, l.Write, l.before = n, owner, number, write, clock.Always
-	n.lastID.Store(number)
 }
 
 // NextID returns the number for another id of the same acquisition on the same node. Few need a thousand: from then on it

@@ -39,9 +39,8 @@ type Node struct {
 	pipeline   func() redis.Pipeliner                   // nil: the client has none
 	sharded    bool                                     // its calls go to several servers
 	resend     time.Duration                            // a call that took as long may have been sent twice
-	lastID     atomic.Uint64
-	mute       atomic.Bool // PUBLISH is refused
-	configSeen atomic.Bool // the server's settings have been looked at
+	mute       atomic.Bool                              // PUBLISH is refused
+	configSeen atomic.Bool                              // the server's settings have been looked at
 	workers    workers
 }
 
@@ -109,9 +108,6 @@ func newNode(rc redis.Scripter) *Node {
 	n.Health.init()
 	return n
 }
-
-// LastID is the number of the newest id.
-func (n *Node) LastID() uint64 { return n.lastID.Load() }
 
 // resendAfter is the shortest time after which rc sends a command again whose reply was lost: its first back-off.
 func resendAfter(rc redis.Scripter) time.Duration {
