@@ -54,9 +54,9 @@
 //  9. Tokens rise. Each write lock carries a fencing token greater than every
 //     token before it on that key: see [Lock.Token].
 //  10. Why. An error tells what happened: the lock is held by others, lost,
-//     revoked, held for too long or unlocked; the caller's context has ended; Redis failed; or the
-//     input is bad. No error is swallowed, and no two of these look the same to
-//     [errors.Is].
+//     revoked, held for too long or unlocked; the caller's context has ended;
+//     Redis failed; or the input is bad. No error is swallowed, and no two of
+//     these look the same to [errors.Is].
 //
 // # Where they end
 //

@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -480,6 +481,43 @@ func TestArrivalThatGoesFirstIsAskedFor(t *testing.T) {
 		r := w.granted(reader, "the reader, in the turn of the writer")
 		w.unlock(r)
 		w.unlock(<-writer)
+	})
+}
+
+// A holdingHook holds up the first command until it is closed.
+type holdingHook struct {
+	held    atomic.Bool
+	release chan struct{}
+}
+
+func (h *holdingHook) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (h *holdingHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+func (h *holdingHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, c redis.Cmder) error {
+		if h.held.CompareAndSwap(false, true) {
+			<-h.release
+		}
+		return next(ctx, c)
+	}
+}
+
+// T4: a request that others may go before is served in their turn, also while its own first call is under way.
+func TestReaderIsServedWhileItsFirstCallIsUnderWay(t *testing.T) {
+	inBubble(t, func(w *world) {
+		rc, hook := w.client(nil), &holdingHook{release: make(chan struct{})}
+		rc.AddHook(hook)
+		m := NewMutex(rc, "x", WithLockIntent())
+		reader := w.later(m, false)
+		if !hook.held.Load() {
+			t.Fatal("the reader has made no call")
+		}
+		w.unlock(w.granted(w.later(m, true), "the writer that goes first"))
+		r := w.granted(reader, "the reader, in the turn of the writer")
+		close(hook.release)
+		synctest.Wait()
+		w.unlock(r)
 	})
 }
 

@@ -239,3 +239,27 @@ func (b *buffer) String() string {
 	defer b.mu.Unlock()
 	return b.text.String()
 }
+
+// Of two locks on one acquisition that are unlocked at the same time, one releases it.
+func TestLastTwoUsersReleaseOnce(t *testing.T) {
+	redistest.MiniLocks(t)
+	synctest.Test(t, func(t *testing.T) {
+		defer redistest.Elapse(time.Minute) // in which everything in the background ends
+		_, rc := redistest.Mini(t)
+		a := request(t, config(rc), "x")
+		outer, inner := counted{make(chan error, 1)}, counted{make(chan error, 1)}
+		err := errors.Join(a.Acquire(t.Context()), a.Join(outer, nil, true), a.Join(inner, outer, true),
+			a.Remove(outer), a.Remove(inner))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, want := range []bool{true, false} {
+			if closed, err := a.Close(); closed != want || err != nil {
+				t.Errorf("Close: %v and %v, want %v", closed, err, want)
+			}
+		}
+		if err := a.Release(t.Context(), nil); err != nil {
+			t.Error(err)
+		}
+	})
+}
