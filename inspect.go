@@ -91,7 +91,7 @@ func (m *RWMutex) Inspect(ctx context.Context, opt ...LockOption) (*State, error
 		return nil, err
 	}
 	s := &State{Key: r.keys.Name(), Nodes: make([]NodeState, len(m.config.Nodes))}
-	errs := m.onEachNode(r, func(ctx context.Context, i int, n *node.Node) error {
+	errs := r.onEachNode(func(ctx context.Context, i int, n *node.Node) error {
 		found, err := n.Inspect(ctx, r.keys)
 		s.Nodes[i] = nodeState(m.config.NodeName(i), found)
 		return err
@@ -102,7 +102,7 @@ func (m *RWMutex) Inspect(ctx context.Context, opt ...LockOption) (*State, error
 		}
 	}
 	s.conclude()
-	return s, m.explainErrors("inspect", r, errs)
+	return s, r.explainErrors("inspect", errs)
 }
 
 // aside checks a call that asks about a lock, and takes part in none.
@@ -121,16 +121,16 @@ func (m *RWMutex) aside(ctx context.Context, opt []LockOption) (r request, err e
 
 // onEachNode calls f for each node, side by side, and returns what came of that. With several nodes each is waited for no
 // longer than the node time-out.
-func (m *RWMutex) onEachNode(r request, f func(ctx context.Context, i int, n *node.Node) error) []error {
-	ctx, timeout := r.ctx, m.config.Timeout
+func (r request) onEachNode(f func(ctx context.Context, i int, n *node.Node) error) []error {
+	ctx, timeout := r.ctx, r.m.config.Timeout
 	if timeout > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
-	errs := make([]error, len(m.config.Nodes))
+	errs := make([]error, len(r.m.config.Nodes))
 	var all sync.WaitGroup
-	for i, n := range m.config.Nodes {
+	for i, n := range r.m.config.Nodes {
 		all.Go(func() {
 			switch err := f(ctx, i, n); {
 			case err != node.ErrInterrupted:
@@ -147,7 +147,7 @@ func (m *RWMutex) onEachNode(r request, f func(ctx context.Context, i int, n *no
 }
 
 // explainErrors returns nil if a majority of the nodes has no error, else an error of one kind that names each node.
-func (m *RWMutex) explainErrors(call string, r request, errs []error) error {
+func (r request) explainErrors(call string, errs []error) error {
 	foreign, failed, all := 0, 0, []error(nil)
 	for i, err := range errs {
 		switch {
@@ -159,7 +159,7 @@ func (m *RWMutex) explainErrors(call string, r request, errs []error) error {
 			failed++
 		}
 		if len(errs) > 1 {
-			err = fmt.Errorf("%s: %w", m.config.NodeName(i), err)
+			err = fmt.Errorf("%s: %w", r.m.config.NodeName(i), err)
 		}
 		all = append(all, err)
 	}

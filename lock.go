@@ -54,7 +54,7 @@ var _ context.Context = (*Lock)(nil)
 
 // open acquires l, or nests it in outer unless that is nil. Unless l has a grant it waits in the queue of its key. It may
 // be a lock of an owner.
-func (l *Lock) open(m *RWMutex, r request, outer *core, o *owner) error {
+func (l *Lock) open(r request, outer *core, o *owner) error {
 	// The context is made first, under no mutex: making one calls into its parent.
 	l.ctx, l.cancel = context.WithCancelCause(r.ctx)
 	if o != nil {
@@ -66,7 +66,7 @@ func (l *Lock) open(m *RWMutex, r request, outer *core, o *owner) error {
 		until = context.WithValue(until, callKey{}, r.call)
 	}
 	var bound *bound
-	if l.most = longestHold(m.config.MaxHold, outer); l.most > 0 {
+	if l.most = longestHold(r.m.config.MaxHold, outer); l.most > 0 {
 		bound = newBound(l.core)
 		l.cancel = bound.stopping(l.cancel)
 	}
@@ -83,7 +83,7 @@ func (l *Lock) open(m *RWMutex, r request, outer *core, o *owner) error {
 	case l.grant != nil:
 		err = l.grant.Acquire(until, u)
 	default:
-		err = localqueue.Acquire(until, &m.config, r.keys, r.write, r.try, u)
+		err = localqueue.Acquire(until, &r.m.config, r.keys, r.write, r.try, u)
 	}
 	if err == nil {
 		bound.start()

@@ -54,23 +54,23 @@ type lockKey struct{}
 
 // newLock makes a lock for r that is not open yet: nested in outer, a lock that the context or the owner of r has on that
 // key, or with an acquisition of its own if there is none. The error is that of an overdue one, if no other lock admits r.
-func (m *RWMutex) newLock(r request) (l *Lock, outer *core, o *owner, err error) {
-	outer, err = m.outerOf(r)
+func (r request) newLock() (l *Lock, outer *core, o *owner, err error) {
+	outer, err = r.outer()
 	if r.owner != "" {
-		return m.newOwnedLock(r, outer, err)
+		return r.newOwnedLock(outer, err)
 	}
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	return m.nestedLock(r, outer), outer, nil, nil
+	return r.nestedLock(outer), outer, nil, nil
 }
 
-// outerOf returns the innermost lock on the key of r that its context descends from and that admits nested locks, or nil. The
+// outer returns the innermost lock on the key of r that its context descends from and that admits nested locks, or nil. The
 // error tells that there is none, but one that is overdue.
-func (m *RWMutex) outerOf(r request) (outer *core, overdue error) {
+func (r request) outer() (outer *core, overdue error) {
 	l, ok := FromContext(r.ctx)
 	for ; ok; l, ok = FromContext(l.ctx) {
-		switch err := l.admits(r, m); {
+		switch err := l.admits(r); {
 		case err == nil:
 			return l.core, nil
 		case errors.Is(err, ErrMaxHold):
@@ -80,11 +80,10 @@ func (m *RWMutex) outerOf(r request) (outer *core, overdue error) {
 	return nil, overdue
 }
 
-// admits returns nil if r, a request for a lock of m, can be nested in c, or an error that matches ErrMaxHold if it would wait for
-// c, which is overdue.
-func (c *core) admits(r request, m *RWMutex) error {
+// admits returns nil if r can be nested in c, or an error that matches ErrMaxHold if it would wait for c, which is overdue.
+func (c *core) admits(r request) error {
 	acq := c.acquisition()
-	if acq.Keys.Name() != r.keys.Name() || !acq.Config.SameNodes(&m.config) {
+	if acq.Keys.Name() != r.keys.Name() || !acq.Config.SameNodes(&r.m.config) {
 		return errOtherLock
 	}
 	return acq.Admits((*weakUser)(c))
@@ -94,12 +93,12 @@ var errOtherLock = errors.New("a lock on another key, or on other nodes")
 
 // nestedLock returns a lock that is nested in outer. If that is nil, it stands by itself: in Redis, if the order is strict
 // or it has an owner, else in the queue of its key.
-func (m *RWMutex) nestedLock(r request, outer *core) *Lock {
+func (r request) nestedLock(outer *core) *Lock {
 	switch {
 	case outer != nil:
 		return &Lock{core: &core{grant: outer.grant}}
-	case m.config.Turn == 0, r.owner != "":
-		return &Lock{core: &core{grant: localqueue.Strict(&m.config, r.keys, r.write, r.try)}}
+	case r.m.config.Turn == 0, r.owner != "":
+		return &Lock{core: &core{grant: localqueue.Strict(&r.m.config, r.keys, r.write, r.try)}}
 	}
 	return &Lock{core: &core{}}
 }
@@ -122,7 +121,7 @@ var owners struct {
 // newOwnedLock is newLock for an owner: outer, and the overdue lock, may also be those of the owner. The lock is one of the
 // owner's from here on: if another call of the owner is granted first, that one supersedes it, since the owner would wait for
 // itself.
-func (m *RWMutex) newOwnedLock(r request, outer *core, overdue error) (l *Lock, in *core, o *owner, err error) {
+func (r request) newOwnedLock(outer *core, overdue error) (l *Lock, in *core, o *owner, err error) {
 	owners.Lock()
 	defer owners.Unlock()
 	name := ownerName{r.keys.Name(), r.owner}
@@ -134,7 +133,7 @@ func (m *RWMutex) newOwnedLock(r request, outer *core, overdue error) (l *Lock, 
 		if outer != nil {
 			break
 		}
-		switch err := other.admits(r, m); {
+		switch err := other.admits(r); {
 		case err == nil:
 			outer = other
 		case errors.Is(err, ErrMaxHold):
@@ -144,7 +143,7 @@ func (m *RWMutex) newOwnedLock(r request, outer *core, overdue error) (l *Lock, 
 	if outer == nil && overdue != nil {
 		return nil, nil, nil, overdue
 	}
-	l = m.nestedLock(r, outer)
+	l = r.nestedLock(outer)
 	o.locks[l.core] = struct{}{}
 	if owners.m == nil {
 		owners.m = map[ownerName]*owner{}

@@ -362,7 +362,7 @@ func TestNothingNestsInALockThatHasJustEnded(t *testing.T) {
 		nest := func(in *Lock) { // in was alive when it was looked for
 			t.Helper()
 			l := &Lock{core: &core{grant: in.grant}}
-			if err := l.open(m, request{ctx: w.Context(), write: true}, in.core, nil); err != acquisition.ErrRetry {
+			if err := l.open(request{m: m, ctx: w.Context(), write: true}, in.core, nil); err != acquisition.ErrRetry {
 				t.Error(err)
 			}
 			if l.Err() == nil {

@@ -38,7 +38,7 @@ func (m *RWMutex) Revoke(ctx context.Context, id string, opt ...LockOption) erro
 	}
 	known := make([]bool, len(m.config.Nodes))
 	c := r.keys.Revoke(id, m.config.Durations, len(m.config.Nodes) > 1)
-	errs := m.onEachNode(r, func(ctx context.Context, i int, n *node.Node) error {
+	errs := r.onEachNode(func(ctx context.Context, i int, n *node.Node) error {
 		reply, err := n.Revoke(ctx, m.config.TTL, c)
 		switch {
 		case err != nil:
@@ -50,7 +50,7 @@ func (m *RWMutex) Revoke(ctx context.Context, id string, opt ...LockOption) erro
 		known[i] = reply.Status != script.Gone
 		return nil
 	})
-	err = m.explainErrors("revoke", r, errs)
+	err = r.explainErrors("revoke", errs)
 	for _, is := range known {
 		if is || err != nil {
 			return err

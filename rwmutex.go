@@ -189,6 +189,7 @@ func (m *RWMutex) RDo(ctx context.Context, f func(*Lock) error, opt ...LockOptio
 
 // A request is what one call asks for.
 type request struct {
+	m       *RWMutex // set by complete, as until and keys are
 	ctx     context.Context
 	given   bool            // the caller passed ctx as an argument
 	until   context.Context // ends the wait; ctx, or one that descends from it
@@ -227,7 +228,7 @@ func (m *RWMutex) lockOrLog(r request, opt []LockOption) (*Lock, bool) {
 	return l, err == nil
 }
 
-// lock acquires the lock, or nests a new one in a lock that the caller has.
+// lock does what a call asks for.
 func (m *RWMutex) lock(r request, opt []LockOption) (*Lock, error) {
 	if err := m.complete(&r, opt); err != nil {
 		return nil, err
@@ -235,13 +236,13 @@ func (m *RWMutex) lock(r request, opt []LockOption) (*Lock, error) {
 	if r.ctx.Err() != nil {
 		return nil, lockerr.Ended(r.ctx, r.keys.Name())
 	}
-	r.call = m.traced(r)
+	r.call = r.traced()
 	var l *Lock
 	var err error
 	if r.bounded && r.wait > 0 {
-		l, err = m.lockWithin(r)
+		l, err = r.acquireWithin()
 	} else {
-		l, err = m.acquire(r)
+		l, err = r.acquire()
 	}
 	r.call.onReturn(l, err)
 	return l, err
@@ -250,15 +251,15 @@ func (m *RWMutex) lock(r request, opt []LockOption) (*Lock, error) {
 // lastTry is how long the try after a wait that has run out may take, and a node time-out more.
 const lastTry = 100 * time.Millisecond
 
-// lockWithin acquires the lock within the time for which r may wait. When that is over it tries once more, and so learns
-// which process holds the lock or waits for it. It tries again while that is the request of the wait itself, which may be
-// on its way still.
-func (m *RWMutex) lockWithin(r request) (*Lock, error) {
+// acquireWithin is acquire within the time for which r may wait. When that is over it tries once more, and so learns which
+// process holds the lock or waits for it. It tries again while that is the request of the wait itself, which may be on its
+// way still.
+func (r request) acquireWithin() (*Lock, error) {
 	within := func(d time.Duration) (l *Lock, over bool, err error) {
 		until, cancel := context.WithTimeout(r.ctx, d)
 		defer cancel()
 		r.until = until
-		l, err = m.acquire(r)
+		l, err = r.acquire()
 		if over = errors.Is(err, context.DeadlineExceeded); over && r.ctx.Err() != nil { // the caller's own has ended, too
 			return nil, false, lockerr.Ended(r.ctx, r.keys.Name())
 		}
@@ -269,14 +270,14 @@ func (m *RWMutex) lockWithin(r request) (*Lock, error) {
 		return l, err
 	}
 	r.try = true
-	last := lastTry + m.config.Timeout
+	last := lastTry + r.m.config.Timeout
 	refused := lockerr.Doing("lock", r.keys.Name(), lockerr.Redis(fmt.Errorf("no answer within %v, after a wait of %v", last, r.wait)))
 	for end := time.Now().Add(last); ; {
 		l, over, err := within(time.Until(end))
 		switch {
 		case over:
 			return nil, refused
-		case !m.isGivenUp(err) || time.Until(end) <= 0:
+		case !r.m.isGivenUp(err) || time.Until(end) <= 0:
 			return l, err
 		}
 		refused = err
@@ -294,15 +295,15 @@ func (m *RWMutex) isGivenUp(err error) bool {
 	return errors.As(err, &held) && slices.ContainsFunc(m.config.Nodes, func(n *node.Node) bool { return n.HasGivenUp(held.Holder) })
 }
 
-// acquire is lock for a request that has been checked.
-func (m *RWMutex) acquire(r request) (*Lock, error) {
+// acquire acquires the lock, or nests a new one in a lock that the caller has, again and again while that may succeed.
+func (r request) acquire() (*Lock, error) {
 	for {
-		l, outer, o, err := m.newLock(r)
+		l, outer, o, err := r.newLock()
 		if err != nil {
 			return nil, err
 		}
 		r.call.onAttempt(outer != nil)
-		err = l.open(m, r, outer, o)
+		err = l.open(r, outer, o)
 		if err == nil {
 			return l, nil
 		}
@@ -322,7 +323,7 @@ func (m *RWMutex) complete(r *request, opt []LockOption) error {
 	case r.given && r.ctx == nil:
 		return fmt.Errorf("%w: nil context", ErrInvalid)
 	}
-	r.keys = m.keys
+	r.m, r.keys = m, m.keys
 	if len(opt) > 0 {
 		with, err := r.with(opt)
 		if err != nil {

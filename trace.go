@@ -250,8 +250,9 @@ var tracedCalls atomic.Uint64
 // callKey is the key under which a traced call is a value of the context of its request.
 type callKey struct{}
 
-// traced returns the call of r, or nil if m has no Trace.
-func (m *RWMutex) traced(r request) *tracedCall {
+// traced returns the call of r, or nil if its mutex has no Trace.
+func (r request) traced() *tracedCall {
+	m := r.m
 	if m.trace == nil {
 		return nil
 	}

@@ -209,7 +209,7 @@ func TestTraceTellsTheGrantBeforeTheEnd(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer l.Unlock()
-	call := m.traced(request{ctx: l, keys: l.acquisition().Keys})
+	call := request{m: m, ctx: l, keys: l.acquisition().Keys}.traced()
 	call.ending(func(error) {})(ErrLockLost)
 	call.onReturn(l, nil)
 	redistest.Eventually(t, "the end is told after the grant", func() bool {
