@@ -211,7 +211,7 @@ func (rn *Renewer) fire() {
 		}
 		rn.leases.makeReady(l)
 	}
-	more := rn.senders.start(now, rn.leases.ready.Len(), rn.node.maxSenders())
+	more := rn.senders.start(now, rn.leases.ready.Len(), rn.node.maxSenders(), rn.node.Limiter.calls)
 	rn.armed = 0
 	rn.arm()
 	rn.mu.Unlock()
@@ -291,14 +291,14 @@ func (rn *Renewer) take(self *sender) (due, hung []*Lease, behind *backlog) {
 		if l.task == release && l.Until() <= now {
 			continue // it has ended by itself
 		}
-		if ready > batch && l.Until() < now.Add(min(rn.took, 2*l.retryAfter())) {
-			// The answer would come too late, and others can still be renewed in time.
-			l.due, l.exact = clock.Never, true
+		if left := time.Duration(l.Until() - now); ready > batch && left < rn.expected(l) {
+			// The answer would come too late, and others can still be renewed in time. Calls may become faster.
+			l.due, l.exact = now.Add(max(left/2, minPause)), true
 			rn.leases.put(l)
 			continue
 		}
 		// Should the call hang, another one is made, on another connection.
-		again := now.Add(2 * l.retryAfter())
+		again := now.Add(max(2*l.retryAfter(), rn.expected(l)+l.retryAfter()))
 		self.hangs = min(self.hangs, again)
 		l.due, l.exact = again, true
 		rn.leases.put(l)
@@ -315,6 +315,10 @@ func (rn *Renewer) take(self *sender) (due, hung []*Lease, behind *backlog) {
 	rn.arm()
 	return due, hung, behind
 }
+
+// expected is how long a call for l may take: a quarter longer than the last ones, but not so long that there is no time for
+// another one.
+func (rn *Renewer) expected(l *Lease) time.Duration { return min(rn.took*5/4, l.terms().TTL/4) }
 
 // A backlog is a number of calls that are due while the first of their leases is about to end.
 type backlog struct {

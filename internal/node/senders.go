@@ -20,9 +20,10 @@ type sender struct{ hangs clock.Instant }
 
 func (n *Node) maxSenders() int { return min(maxSenders, n.Limiter.calls) }
 
-// start returns the senders to start when that many leases are ready.
-func (ss *senders) start(now clock.Instant, ready, most int) (more []*sender) {
-	for working := ss.working(now); working < most && ready > 0; working++ {
+// start returns the senders to start when that many leases are ready. Those that work are most at most, and all are no more
+// than there are connections, since the others would wait with what they have taken.
+func (ss *senders) start(now clock.Instant, ready, most, connections int) (more []*sender) {
+	for working := ss.working(now); working < most && len(*ss) < connections && ready > 0; working++ {
 		if *ss == nil {
 			*ss = senders{}
 		}
