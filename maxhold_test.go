@@ -216,6 +216,64 @@ func TestOverdueReaderEndsItsTurnAndNotTheOthers(t *testing.T) {
 	})
 }
 
+// T12: readers that are left under a write acquisition, one of them overdue, do not exclude readers of others.
+func TestOverdueReaderOfAWriteAcquisitionLetsOthersRead(t *testing.T) {
+	inBubble(t, func(w *world) {
+		const turn = DefaultTTL / 4
+		m := NewMutex(w.client(nil), "x", WithTurn(turn), WithMaxHold(turn/4))
+		waiting := w.lock(m, true)
+		overdue := w.later(m, false)
+		w.unlock(waiting)
+		first := w.granted(overdue, "the reader, in the turn of the writer")
+		redistest.Elapse(turn / 8)
+		second := w.lock(m, false)
+		<-first.Done()
+		synctest.Wait()
+		other := w.try(NewMutex(w.client(nil), "x"), false)
+		if other == nil {
+			w.Fatal("another process cannot read")
+		}
+		w.unlock(other)
+		w.unlock(second)
+		w.matches(first.UnlockContext(w.Context()), ErrMaxHold)
+	})
+}
+
+// T12, promise 6: the head of the process stands in Redis when its holder is overdue, and not only when that has ended.
+func TestNobodyOvertakesTheHeadBehindAnOverdueLock(t *testing.T) {
+	for _, unlocks := range []bool{true, false} {
+		inBubble(t, func(w *world) {
+			m, other := NewMutex(w.client(nil), "x", WithMaxHold(maxHold)), NewMutex(w.client(nil), "x")
+			holder := w.lock(m, true)
+			head := w.later(m, true)
+			redistest.Elapse(time.Second)
+			behind := w.later(other, true)
+			if n := w.inRedis(); n != 1 {
+				w.Errorf("%d wait in Redis while the lock is held, want that of the other process", n)
+			}
+			<-holder.Done()
+			if n := w.inRedis(); n != 2 {
+				w.Errorf("%d wait in Redis behind the overdue lock, want 2", n)
+			}
+			if w.try(m, false) != nil {
+				w.Error("a try was granted beside the overdue lock")
+			}
+			if unlocks {
+				w.matches(holder.UnlockContext(w.Context()), ErrMaxHold)
+			} else {
+				redistest.Elapse(DefaultTTL)
+			}
+			l := w.granted(head, "the head, which came first")
+			w.pending(behind)
+			w.unlock(l)
+			w.unlock(w.within(DefaultTTL, behind))
+			if !unlocks {
+				w.matches(holder.UnlockContext(w.Context()), ErrMaxHold)
+			}
+		})
+	}
+}
+
 // A waiter of the process is served when the lease of an overdue lock has ended, with a greater token.
 func TestQueueGoesOnAfterAnOverdueLock(t *testing.T) {
 	inBubble(t, func(w *world) {

@@ -87,6 +87,9 @@ func (g *Grant) Overdue(u acquisition.User) bool {
 		return false
 	}
 	t.ends = clock.Always
+	if t.users < 0 { // else endTurns does it
+		q.spend(t)
+	}
 	q.goOn(q.update())
 	return true
 }

@@ -34,9 +34,9 @@
 //	T11  A loss ends all locks under an acquisition, and the queue goes on (Grant.Lost). The first error ends all waits
 //	     (queue.onAcquired), unless Redis has acknowledged something that stands for them (queue.choose). A hook or a
 //	     logger that panics ends the wait of its own goroutine only (queue.acquire).
-//	T12  An acquisition is renewed while one of its locks is not overdue, and an overdue one ends the turn (Grant.Overdue).
-//	     A revoked acquisition ends all locks under it, as a loss does, or, if it waits, the wait of the head
-//	     (queue.onAcquired).
+//	T12  An acquisition is renewed while one of its locks is not overdue. An overdue one ends the turn, and the head asks
+//	     Redis without waiting for its end (Grant.Overdue). A revoked acquisition ends all locks under it, as a loss does,
+//	     or, if it waits, the wait of the head (queue.onAcquired).
 //
 // # Mutexes
 //
@@ -68,7 +68,7 @@ type queue struct {
 	pending      *turn // the acquisition that is made for the head; nil: none
 	turns        *turn // the acquisitions that are held and may serve, the newest first
 
-	spent map[*turn]struct{} // the others that are held: their turn is over, and they keep their readers
+	spent map[*turn]struct{} // the others that are held: their turn is over, and they keep their readers, or an overdue writer
 }
 
 // acquire makes w wait until it is served, or will not be served, or ctx ends.
@@ -192,13 +192,14 @@ func (q *queue) tryLocally(w *waiter) (granted bool, err error) {
 
 // conflicting returns an acquisition of this process whose locks exclude w, or nil.
 func (q *queue) conflicting(w *waiter, now clock.Instant) *turn {
+	excludes := func(t *turn) bool { return (t.users < 0 || w.write) && t.acq.Trusted(now) }
 	for t := q.turns; t != nil; t = t.next {
-		if (t.users < 0 || w.write) && t.acq.Trusted(now) {
+		if excludes(t) {
 			return t
 		}
 	}
 	for t := range q.spent {
-		if w.write && t.acq.Trusted(now) {
+		if excludes(t) {
 			return t
 		}
 	}
@@ -311,6 +312,15 @@ func (q *queue) drop(t *turn) {
 	}
 }
 
+// spend puts t, which is held, aside: it may serve nobody any more.
+func (q *queue) spend(t *turn) {
+	q.drop(t)
+	if q.spent == nil {
+		q.spent = map[*turn]struct{}{}
+	}
+	q.spent[t] = struct{}{}
+}
+
 // endTurns ends acquisitions that have no users, and puts those aside that have only readers when their turn is over. A
 // write acquisition is downgraded then, so that readers of others may join.
 func (q *queue) endTurns(now clock.Instant) {
@@ -325,11 +335,7 @@ func (q *queue) endTurns(now clock.Instant) {
 				t.write = false
 				t.acq.BecomeReader()
 			}
-			q.drop(t)
-			if q.spent == nil {
-				q.spent = map[*turn]struct{}{}
-			}
-			q.spent[t] = struct{}{}
+			q.spend(t)
 		case t.write:
 			t.wake(now)
 		}
