@@ -211,7 +211,7 @@ var mutants = []mutant{
 	// The bound of WithMaxHold.
 	{"an overdue lock is renewed", "internal/acquisition/acquisition.go", "		p.Node.Renewer.Expire(&p.Lease)\n", "		_ = p\n", scenario("TestLockThatIsHeldForTooLongEnds")},
 	{"an overdue lock is renewed again when its last renewal is answered", "internal/node/renewer.go", "	if l.task == expire { // the call was under way\n		l.due, l.exact = clock.Never, true\n	}\n", "", scenario("TestRenewalUnderWayIsTheLastOne")},
-	{"a turn goes on after an overdue lock", "internal/localqueue/grant.go", "	t.ends = clock.Always\n	q.goOn", "	q.goOn", scenario("TestOverdueReaderEndsItsTurnAndNotTheOthers")},
+	{"a turn goes on after an overdue lock", "internal/localqueue/grant.go", "	t.ends = clock.Always\n	if", "	if", scenario("TestOverdueReaderEndsItsTurnAndNotTheOthers")},
 	{"an overdue reader ends the others", "internal/acquisition/users.go", "		if !u.overdue {\n			return false", "		if !u.overdue {\n			return true", scenario("TestOverdueReaderEndsItsTurnAndNotTheOthers")},
 	{"a node that has ended an overdue lock first is acquired again", "internal/acquisition/part.go", "(a.users.allOverdue() || !a.nodes.heldSince(from))", "!a.nodes.heldSince(from)", scenario("TestLockThatIsHeldForTooLongEnds")},
 	{"a nested lock counts from its own grant", "lock.go", "		l.since = outer.since\n", "		l.since = clock.Now()\n", scenario("TestNestedLocksCountFromTheOutermost")},
@@ -226,9 +226,17 @@ var mutants = []mutant{
 	{"a release goes behind the acquire for another node", "internal/acquisition/shared.go", "a.parts[slices.Index(a.Config.Nodes, n)]", "a.parts[len(a.parts)-1-slices.Index(a.Config.Nodes, n)]", scenario("TestQueueIsSharedWhateverTheOrderOfTheNodes")},
 	{"a holder's acknowledgement is the waiters'", "internal/localqueue/queue.go", "		q.acknowledged = false\n		return nil\n", "		return nil\n", scenario("TestFirstErrorIsReturnedWhileOthersHold")},
 	{"the acquire in front of a release has no source", "internal/node/call.go", "first.WithSource()", "first", scenario("TestAcquireGoesInFrontOfTheReleaseWithoutItsScript")},
-	{"every event looks at all readers", "internal/localqueue/queue.go", "			q.drop(t)\n			if q.spent == nil {", "			if q.spent == nil {", checker{"./internal/localqueue", "^TestEventsLookAtTheReadersOfATurnOnly$", nil}},
+	{"every event looks at all readers", "internal/localqueue/queue.go", "	q.drop(t)\n	if q.spent == nil {", "	if q.spent == nil {", checker{"./internal/localqueue", "^TestEventsLookAtTheReadersOfATurnOnly$", nil}},
 	{"a read lock of a write acquisition admits a write lock", "internal/localqueue/grant.go", "	if write && !g.write && g.locks > 0 {", "	if false {", scenario("TestReaderOfAWriteAcquisitionCannotWrite")},
+	{"the head behind an overdue lock asks when that has ended", "internal/localqueue/grant.go", "		q.spend(t)\n", "", scenario("TestNobodyOvertakesTheHeadBehindAnOverdueLock")},
+	{"a reader that is overdue keeps a write acquisition", "internal/localqueue/grant.go", "	if t.users < 0 { // else endTurns does it", "	if true {", scenario("TestOverdueReaderOfAWriteAcquisitionLetsOthersRead")},
 	{"a queue is not forgotten", "internal/localqueue/queue.go", "	if q.requests == 0 {\n", "	if false {\n", scenario("TestQueuesComeAndGo")},
+
+	// Renewals under overload.
+	{"what is renewed under overload ends before the answer", "internal/node/renewer.go", "l.terms().TTL/4) }", "2*l.retryAfter()) }", checker{"./internal/acquisition", "^TestOverloadLosesNoMoreThanTheExcess$", nil}},
+	{"a sender waits for a connection with what it has taken", "internal/node/senders.go", " && len(*ss) < connections", "", checker{"./internal/acquisition", "^TestOverloadLosesNoMoreThanTheExcess$", nil}},
+	{"what would be renewed too late is given up", "internal/node/renewer.go", "now.Add(max(left/2, minPause)), true", "clock.Never, true", checker{"./internal/acquisition", "^TestNothingIsLostThatCanStillBeRenewed$", nil}},
+	{"a slow renewal is made twice", "internal/node/renewer.go", "now.Add(max(2*l.retryAfter(), rn.expected(l)+l.retryAfter()))", "now.Add(2 * l.retryAfter())", checker{"./internal/acquisition", "^TestSlowRenewalIsNotMadeTwice$", nil}},
 
 	// The seams between the packages.
 	{"an answer that arrives for a part that was replaced counts", "internal/acquisition/part.go", "return p.acq.parts[p.index()] == p && (", "return (", scenario("TestForeignCodeMayCallTheLibrary")},

@@ -144,8 +144,12 @@ func (e *era) saw(s *sight) {
 
 // within makes a call within the lock l on its key, which is no operation of the history.
 func (w *worker) within(l *redismutex.Lock, inner *attempt, ctx context.Context) (*redismutex.Lock, error) {
+	ttl := ttls[0]
+	if w.mood == tardy { // l may have just been revoked: this is an acquire then, which may be late
+		ttl = tardyTTL
+	}
 	from := w.clock()
-	again, err := inner.lock(w.mutex(ttls[0]), ctx)
+	again, err := inner.lock(w.mutex(ttl), ctx)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if to := w.clock(); again == nil && to > from || again != nil && again.ID() != l.ID() {
