@@ -101,10 +101,10 @@ type nodes interface {
 	// for p that was sent at that instant. Rank is the highest one in the node's queue, or 0.
 	onAsk(p *part)
 	onAnswer(p *part, sent clock.Instant, rank int64, err error)
-	// onGranted notes that the node has granted p, and onAcquired that it has granted p, or put p into the queue, in reply
-	// to an acquire. Sent is when that acquire was sent; of a grant by message or by renewal, it is now.
+	// onGranted notes that the node has granted p, and onAcknowledged that it has granted p, or put p into the queue, in
+	// reply to an acquire. Sent is when that acquire was sent; of a grant by message or by renewal, it is now.
 	onGranted(p *part, sent clock.Instant)
-	onAcquired(p *part, sent clock.Instant)
+	onAcknowledged(p *part, sent clock.Instant)
 	// onLate releases p, whose acquire was answered when the lock was not wanted any more.
 	onLate(p *part, r script.Reply, err error)
 	// onTimeout does what p has asked its renewer to wake it for. It takes the mutex.

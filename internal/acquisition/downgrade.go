@@ -74,7 +74,7 @@ func (d Downgrade) Tell(ctx context.Context, next *Acquisition) error {
 		}
 	}
 	a.mu.Unlock()
-	if err != nil || quorum.Decide(len(a.parts), t.yes, 0) == quorum.Yes {
+	if err != nil || t.yes >= quorum.Majority(len(a.parts)) {
 		return err
 	}
 	return a.nodes.explainTally(ctx, t, "downgrade", "have made the writer a reader")

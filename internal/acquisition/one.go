@@ -60,7 +60,7 @@ func (n *oneNode) collect(ctx context.Context, t *tally, open map[*part]bool, vo
 func (n *oneNode) onAsk(*part)                                 {}
 func (n *oneNode) onAnswer(*part, clock.Instant, int64, error) {}
 func (n *oneNode) onGranted(*part, clock.Instant)              {}
-func (n *oneNode) onAcquired(*part, clock.Instant)             {}
+func (n *oneNode) onAcknowledged(*part, clock.Instant)         {}
 
 func (n *oneNode) onLate(p *part, r script.Reply, _ error) {
 	p.leaveMailbox()

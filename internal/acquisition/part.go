@@ -229,7 +229,7 @@ func (p *part) acquired(sent clock.Instant, r script.Reply, err error) (next *pa
 		if r.Status == script.Granted {
 			p.grant(sent, uint64(r.Value))
 		}
-		a.nodes.onAcquired(p, sent)
+		a.nodes.onAcknowledged(p, sent)
 		p.Acknowledge(sent)
 		a.decide()
 		p.Node.Renewer.Renew(&p.Lease, p.granted && a.state == held, sent, r)

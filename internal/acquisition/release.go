@@ -18,11 +18,11 @@ import (
 // Unless next is nil, that has not been sent, and its acquire goes in front on each node, in the same round trip: so the lock
 // is not handed on before next stands in the queue. Next has to be waited for with Wait.
 func (a *Acquisition) Release(ctx context.Context, next *Acquisition) error {
-	t, n := a.nodes.release(ctx, next), len(a.parts)
-	switch quorum.Decide(n, t.yes, n-t.yes-len(t.errs)) {
-	case quorum.Yes:
+	t, majority := a.nodes.release(ctx, next), quorum.Majority(len(a.parts))
+	switch {
+	case t.yes >= majority:
 		return nil
-	case quorum.No:
+	case t.yes+len(t.errs) < majority:
 		return fmt.Errorf("%w: %q: it was no longer held when it was unlocked", lockerr.ErrLockLost, a.Keys.Name())
 	}
 	return a.nodes.explainTally(ctx, t, "unlock", "have released it")

@@ -23,11 +23,10 @@ type severalNodes struct {
 
 	origin Origin
 	rank   any       // its place in the queue of every node, a string, as scripts take it
-	floor  uint64    // its token must be no lower; 0 unless it asked a node late, see onAcquired
+	floor  uint64    // its token must be no lower; 0 unless it asked a node late, see onAcknowledged
 	name   string    // its id, once it is granted
 	votes  chan vote // takes the answers to releases; nil: nobody waits for them
-
-	unanswered atomic.Int32 // how many more answers let the next request start; less than 1: it has started
+	ticket ticket
 
 	grantedAt clock.Instant
 	since     []clock.Instant // when each node was acquired, if that was after the grant
@@ -57,23 +56,20 @@ func (s *severalNodes) score() any   { return s.rank }
 func (s *severalNodes) place() int64 { return s.origin.Rank }
 
 func (s *severalNodes) acquire(ctx context.Context) error {
-	if err := s.askEach(ctx); err != nil {
+	waited, err := s.ticket.take(ctx, s.Config.Nodes[0].Requests, quorum.Majority(len(s.parts)))
+	if err != nil {
+		return lockerr.Ended(ctx, s.Keys.Name())
+	}
+	defer s.ticket.giveBack()
+	if err := s.askEach(waited); err != nil {
 		return err
 	}
-	defer s.answeredAll()
 	return s.Wait(ctx)
 }
 
-// askEach asks every node, side by side. It returns an error if ctx ends before the request may be made, or if the
-// requests in front have shown that no majority answers.
-//
-// As many requests are under way as the first node has connections; the next is made when a majority has answered.
-func (s *severalNodes) askEach(ctx context.Context) error {
-	requests := s.requests()
-	waited := !requests.TryAcquire(1)
-	if waited && requests.Acquire(ctx, 1) != nil {
-		return lockerr.Ended(ctx, s.Keys.Name())
-	}
+// askEach asks every node, side by side. It returns an error if the request is not wanted any more, or if it has waited and
+// the requests in front have shown that no majority answers.
+func (s *severalNodes) askEach(waited bool) error {
 	up, majority := 0, quorum.Majority(len(s.parts))
 	down := make([]error, len(s.parts))
 	for i, p := range s.parts {
@@ -83,25 +79,22 @@ func (s *severalNodes) askEach(ctx context.Context) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.state != pending { // it is not wanted any more
-		requests.Release(1)
+	if s.state != pending {
 		return ErrRetry
 	}
 	if waited && up < majority && !s.outlives {
-		requests.Release(1)
 		for i, p := range s.parts {
 			p.why = down[i]
 		}
 		s.state = abandoned
 		return s.explainRefusal()
 	}
-	s.unanswered.Store(int32(majority))
 	for i, p := range s.parts {
 		// Nodes that are down are skipped, unless nothing can be decided without them.
 		if down[i] == nil || up < majority {
 			p.Node.Go(func() {
 				p.acquire(context.Background())
-				s.answered()
+				s.ticket.answered()
 			})
 			continue
 		}
@@ -114,20 +107,35 @@ func (s *severalNodes) askEach(ctx context.Context) error {
 	return nil
 }
 
-// requests bounds the requests that are under way.
-func (s *severalNodes) requests() *semaphore.Weighted { return s.Config.Nodes[0].Requests }
+// A ticket lets a request over several nodes be made. There are as many as the first node has connections. A ticket is given
+// back when a majority of the nodes has answered.
+type ticket struct {
+	requests *semaphore.Weighted
+	missing  atomic.Int32 // how many more answers give it back; 0 or less: it has been given back
+}
 
-// answered notes that a node has answered. When a majority has, the next request may be made.
-func (s *severalNodes) answered() {
-	if s.unanswered.Add(-1) == 0 {
-		s.requests().Release(1)
+// take waits for the ticket, which that many answers give back, and reports whether others were in front.
+func (t *ticket) take(ctx context.Context, requests *semaphore.Weighted, answers int) (waited bool, err error) {
+	if waited = !requests.TryAcquire(1); waited {
+		if err := requests.Acquire(ctx, 1); err != nil {
+			return true, err
+		}
+	}
+	t.requests = requests
+	t.missing.Store(int32(answers))
+	return waited, nil
+}
+
+func (t *ticket) answered() {
+	if t.missing.Add(-1) == 0 {
+		t.requests.Release(1)
 	}
 }
 
-// answeredAll lets the next request be made, if answered has not done so.
-func (s *severalNodes) answeredAll() {
-	if s.unanswered.Swap(-int32(len(s.parts))) > 0 {
-		s.requests().Release(1)
+// giveBack gives the ticket back, unless the answers have done so.
+func (t *ticket) giveBack() {
+	if t.missing.Swap(0) > 0 {
+		t.requests.Release(1)
 	}
 }
 
@@ -135,18 +143,17 @@ func (s *severalNodes) decide() {
 	// With little trust left a grant does not count yet: it is renewed first.
 	soon := s.soon()
 	c := s.count(soon)
-	n := len(s.parts)
-	if !s.queued && !s.try && quorum.Decide(n, c.in, c.failed) == quorum.Yes {
+	n, majority := len(s.parts), quorum.Majority(len(s.parts))
+	if !s.queued && !s.try && c.in >= majority {
 		s.queued = true
 		if s.Config.Trace != nil {
 			s.wake() // to tell that it waits
 		}
 	}
 	switch {
-	case quorum.Decide(n, c.granted, 0) == quorum.Yes:
+	case c.granted >= majority:
 		s.agreeOnToken(soon, c.highest)
-	case quorum.Decide(n, c.in, c.failed) == quorum.No && !s.queued && !s.outlives && s.isClear(c),
-		quorum.Decide(n, 0, c.final) == quorum.No:
+	case n-c.failed < majority && !s.queued && !s.outlives && s.isClear(c), n-c.final < majority:
 		s.abandon()
 	case !c.open && c.granted > 0:
 		// Others may have the other nodes, and wait for these.
@@ -211,7 +218,7 @@ func (s *severalNodes) isClear(c count) bool {
 // The proof that a token is greater than every one before it: two majorities share a node that granted both locks. That
 // node granted the later lock after the earlier one had ended. By then the node's token was no lower than the earlier
 // lock's, so it gave the later lock a greater one; and the later lock's token is no lower than what any node of its
-// majority gave it. If that node has lost its data in between, see onAcquired.
+// majority gave it. If that node has lost its data in between, see onAcknowledged.
 func (s *severalNodes) agreeOnToken(soon clock.Instant, highest uint64) {
 	for _, p := range s.parts {
 		same := 0
@@ -253,7 +260,7 @@ func (s *severalNodes) onGranted(p *part, sent clock.Instant) {
 	}
 }
 
-// onAcquired allows for nodes that have lost their data.
+// onAcknowledged allows for nodes that have lost their data.
 //
 // A node that restarts empty does not know the tokens before. It has been away for the longest TTL, so a request that was
 // made half a TTL at most before it asked the node is younger than the locks that the node has forgotten, and its rank is
@@ -262,7 +269,7 @@ func (s *severalNodes) onGranted(p *part, sent clock.Instant) {
 //
 // A lock that is acquired again on a node is renewed on all nodes at once. If the nodes then fail one after the other, each
 // is known to have held the lock when the last one was acquired again.
-func (s *severalNodes) onAcquired(p *part, sent clock.Instant) {
+func (s *severalNodes) onAcknowledged(p *part, sent clock.Instant) {
 	if waited := time.Duration(sent - s.origin.Asked); p.Write && waited > s.Config.TTL/2 {
 		s.floor = max(s.floor, uint64(s.origin.Rank+waited.Microseconds()))
 	}
@@ -513,7 +520,7 @@ func (s *severalNodes) explainTally(ctx context.Context, t tally, call, done str
 			failed++
 		}
 	}
-	mostForeign := quorum.Decide(len(s.parts), 0, foreign) == quorum.No
+	mostForeign := len(s.parts)-foreign < quorum.Majority(len(s.parts))
 	for _, v := range t.errs {
 		if v.err == node.ErrInterrupted {
 			return lockerr.Interrupted(ctx, s.Keys.Name())
@@ -546,8 +553,8 @@ func (s *severalNodes) explainNodes(what string) error {
 			foreign++
 		}
 	}
-	mostForeign := quorum.Decide(len(s.parts), 0, foreign) == quorum.No
 	majority := quorum.Majority(len(s.parts))
+	mostForeign := len(s.parts)-foreign < majority
 	format, args := "%s", []any{fmt.Sprintf("%d of %d nodes %s, %d needed", n, len(s.parts), what, majority)}
 	for _, p := range s.parts {
 		if p.counts() {

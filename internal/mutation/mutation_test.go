@@ -263,7 +263,7 @@ var mutants = []mutant{
 
 	{"a background acquire that a hook ends is not made again", "internal/acquisition/part.go", "			if !returned && len(p.acq.parts) == 1 {", "			if false && !returned {", scenario("TestHookThatEndsAnAcquireInTheBackgroundEndsNoWait")},
 	{"a downgrade that a hook ends has no vote", "internal/acquisition/downgrade.go", "			defer func() { votes <- v }()\n			v = p.downgrade(context.WithoutCancel(ctx), front)\n", "			v = p.downgrade(context.WithoutCancel(ctx), front)\n			votes <- v\n", scenario("TestHookThatEndsADowngradeEndsTheCall")},
-	{"a request that is not wanted any more is made", "internal/acquisition/several.go", "	if s.state != pending { // it is not wanted any more\n", "	if false {\n", checker{"./internal/acquisition", "^TestSupersededRequestIsNotMade$", []string{"-timeout=20s"}}},
+	{"a request that is not wanted any more is made", "internal/acquisition/several.go", "	if s.state != pending {\n", "	if false {\n", checker{"./internal/acquisition", "^TestSupersededRequestIsNotMade$", []string{"-timeout=20s"}}},
 
 	// What an operator does, and what bounds a lock.
 	{"a short TTL closes the mailbox", "internal/mailbox/mailbox.go", "open.After(b.open)", "true", scenario("TestHolderWithALongTTLListensAfterOneWithAShortOne")},

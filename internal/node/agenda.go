@@ -6,8 +6,8 @@ import "container/heap"
 //
 //	later ──(its call is due)──► ready ──(a sender takes it)──► later, to be called again should that call hang
 type agenda struct {
-	later byNext
-	ready byEnd
+	later byNext // those that are due later
+	ready byEnd  // those whose call is due
 }
 
 // put puts l among those that are due later, where its due time belongs.
@@ -57,15 +57,10 @@ func (a *agenda) heapOf(l *Lease) heap.Interface {
 	return &a.later
 }
 
-// firstLater is the first of those that are due later, or nil.
-func (a *agenda) firstLater() *Lease { return a.later.first() }
-
-// firstReady is that of those that are ready whose lease ends first, or nil.
-func (a *agenda) firstReady() *Lease { return a.ready.first() }
-
 // heapOfLeases is what the two heaps have in common.
 type heapOfLeases []*Lease
 
+// first is the first of them, or nil.
 func (h heapOfLeases) first() *Lease {
 	if len(h) == 0 {
 		return nil

@@ -170,10 +170,10 @@ func (rn *Renewer) push(l *Lease) {
 // their TTL, and setting it back would cost each of them.
 func (rn *Renewer) arm() {
 	next := clock.Never
-	if l := rn.leases.firstLater(); l != nil {
+	if l := rn.leases.later.first(); l != nil {
 		next = l.next()
 	}
-	if l := rn.leases.firstReady(); l != nil {
+	if l := rn.leases.ready.first(); l != nil {
 		next = min(next, l.Until(), rn.senders.nextHang())
 	}
 	if next == clock.Never || rn.armed != 0 && rn.armed <= next {
@@ -193,10 +193,10 @@ func (rn *Renewer) fire() {
 	rn.mu.Lock()
 	now := clock.Now()
 	var over []func()
-	for l := rn.leases.firstReady(); l != nil && l.Until() <= now; l = rn.leases.firstReady() {
+	for l := rn.leases.ready.first(); l != nil && l.Until() <= now; l = rn.leases.ready.first() {
 		over = rn.end(l, over)
 	}
-	for l := rn.leases.firstLater(); l != nil; l = rn.leases.firstLater() {
+	for l := rn.leases.later.first(); l != nil; l = rn.leases.later.first() {
 		// What falls due soon shares the round trip.
 		soon := now
 		if !l.exact {
@@ -280,7 +280,7 @@ func (rn *Renewer) take(self *sender) (due, hung []*Lease, behind *backlog) {
 	}
 	self.hangs = clock.Never
 	for len(due)+len(hung) < batch {
-		l, ready := rn.leases.firstReady(), rn.leases.ready.Len()
+		l, ready := rn.leases.ready.first(), rn.leases.ready.Len()
 		if l == nil {
 			break
 		}
