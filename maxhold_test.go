@@ -135,12 +135,13 @@ func TestNestedLocksCountFromTheOutermost(t *testing.T) {
 		inBubble(t, func(w *world) {
 			rc := w.client(nil)
 			bounded, free := NewMutex(rc, "x", turn, WithMaxHold(maxHold)), NewMutex(rc, "x", turn)
+			longer := NewMutex(rc, "x", turn, WithMaxHold(2*maxHold))
 			owned := WithOwner("me")
 			outer := w.nested(w.Context(), bounded, true, owned)
 			start := time.Now()
 			redistest.Elapse(maxHold / 2)
 			locks := []*Lock{outer, w.nested(w.Context(), bounded, true, owned), w.nested(w.Context(), free, false, owned),
-				w.nested(context.WithoutCancel(outer), free, true)}
+				w.nested(context.WithoutCancel(outer), free, true), w.nested(context.WithoutCancel(outer), longer, true)}
 			for _, l := range locks {
 				<-l.Done()
 				if took := time.Since(start); took != maxHold {
@@ -151,22 +152,24 @@ func TestNestedLocksCountFromTheOutermost(t *testing.T) {
 			for _, l := range locks {
 				w.matches(l.UnlockContext(w.Context()), ErrMaxHold)
 			}
-			// A bound of the inner one's mutex alone ends the inner one.
-			outer = w.lock(free, true)
-			redistest.Elapse(maxHold / 2)
-			inner := w.nested(context.WithoutCancel(outer), bounded, true)
-			redistest.Elapse(maxHold/2 - time.Millisecond)
-			if inner.Err() != nil {
-				w.Error("it ended too early")
+			// A bound of the inner one's mutex that is shorter, or the only one, ends the inner one.
+			for _, m := range []*RWMutex{free, longer} {
+				outer = w.lock(m, true)
+				redistest.Elapse(maxHold / 2)
+				inner := w.nested(context.WithoutCancel(outer), bounded, true)
+				redistest.Elapse(maxHold/2 - time.Millisecond)
+				if inner.Err() != nil {
+					w.Error("it ended too early")
+				}
+				redistest.Elapse(time.Millisecond)
+				w.overdue(inner)
+				redistest.Elapse(maxHold / 2)
+				if outer.Err() != nil {
+					w.Errorf("the outer one has ended: %v", context.Cause(outer))
+				}
+				w.matches(inner.UnlockContext(w.Context()), ErrMaxHold)
+				w.unlock(outer)
 			}
-			redistest.Elapse(time.Millisecond)
-			w.overdue(inner)
-			redistest.Elapse(maxHold)
-			if outer.Err() != nil {
-				w.Errorf("the outer one has ended: %v", context.Cause(outer))
-			}
-			w.matches(inner.UnlockContext(w.Context()), ErrMaxHold)
-			w.unlock(outer)
 		})
 	}
 }
