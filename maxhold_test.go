@@ -217,6 +217,21 @@ func TestOverdueReaderEndsItsTurnAndNotTheOthers(t *testing.T) {
 		redistest.Elapse(long)
 		w.empty()
 	})
+	inBubble(t, func(w *world) { // nested in one of two readers that share an acquisition
+		rc := w.client(nil)
+		free, bounded := NewMutex(rc, "x"), NewMutex(rc, "x", WithMaxHold(maxHold))
+		first, second := w.lock(free, false), w.lock(free, false)
+		nested := w.nested(context.WithoutCancel(second), bounded, false)
+		w.unlock(first)
+		<-nested.Done()
+		w.overdue(nested)
+		redistest.Elapse(3 * DefaultTTL)
+		if second.Err() != nil {
+			w.Errorf("the lock that it is nested in has ended, too: %v", context.Cause(second))
+		}
+		w.matches(nested.UnlockContext(w.Context()), ErrMaxHold)
+		w.unlock(second)
+	})
 }
 
 // T12: readers that are left under a write acquisition, one of them overdue, do not exclude readers of others.
