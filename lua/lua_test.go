@@ -49,7 +49,6 @@ const promises = "^Test(WriterExcludesEverybody|ContextEndsNoLaterThanTheLease|N
 	"RepeatedRequestCountsOnce|WhateverFreesTheLockHandsItOn|FirstComeFirstServed|GrantIsOneMessageToOneProcess|" +
 	"NothingStaysInRedis|EveryTokenIsGreaterThanThoseBefore|ErrorSaysWhatHappened)$"
 
-// The law of fast/: without it every promise is kept, and every test of the scripts passes but those that count costs.
 // declared matches what declares names: locals, functions with their parameters, and the variables of loops.
 var (
 	declared   = regexp.MustCompile(`\blocal function (\w+)|\blocal ([\w, ]+)|\bfor ([\w, ]+) (?:in|=) `)
@@ -90,6 +89,7 @@ func TestNameHasOneMeaningInAScript(t *testing.T) {
 	}
 }
 
+// The law of fast/: without it every promise is kept, and every test of the scripts passes but those that count costs.
 func TestFastPathsMayBeDeleted(t *testing.T) {
 	if testing.Short() {
 		t.Skip("it builds and runs the tests of the scripts")
