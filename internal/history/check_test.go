@@ -202,6 +202,9 @@ func TestTurns(t *testing.T) {
 		{"the holder was revoked, and does not know yet", []history.Op{in("p", with(asked(write("h", 20, 35, 1), 5), func(o *history.Op) { o.Revoked = 25 })), in("p", asked(write("a", 60, 70, 3), 10)), asked(write("b", 30, 40, 2), 20)}, ""},
 		{"the holder was revoked, and knew before", []history.Op{in("p", with(asked(write("h", 20, 24, 1), 5), func(o *history.Op) { o.Revoked = 22 })), in("p", asked(write("a", 60, 70, 3), 10)), asked(write("b", 30, 40, 2), 20)}, "by b"},
 		{"the holder is revoked later", []history.Op{in("p", with(asked(write("h", 10, 29, 1), 5), func(o *history.Op) { o.Revoked = 31 })), in("p", asked(write("a", 60, 70, 3), 10)), asked(write("b", 30, 40, 2), 20)}, "by b"},
+		{"a reader in front was granted the lock a moment before", []history.Op{in("p", asked(read("r", 27, 29), 5)), in("p", asked(write("a", 60, 70, 3), 10)), asked(write("b", 30, 40, 2), 20)}, ""},
+		{"a reader in front was granted the lock before that", []history.Op{in("p", asked(read("r", 24, 29), 5)), in("p", asked(write("a", 60, 70, 3), 10)), asked(write("b", 30, 40, 2), 20)}, "by b"},
+		{"a writer in front was granted the lock a moment before", []history.Op{in("p", asked(write("r", 27, 29, 1), 5)), in("p", asked(write("a", 60, 70, 3), 10)), asked(write("b", 30, 40, 2), 20)}, "by b"},
 		{"the head, of the same kind, gave up a moment before", []history.Op{in("p", history.Op{Client: "h", Key: "k", Kind: history.Read, Asked: 5, Ended: 28}), in("p", asked(read("a", 40, 50), 10)), asked(write("b", 30, 40, 1), 20)}, "by b"},
 	}.run(t, func(ops []history.Op) error { return history.Turns(ops, 5, 20) })
 }

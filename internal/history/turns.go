@@ -17,6 +17,8 @@ import (
 //   - anybody may overtake it within bound after the head of its Queue has given up, if the next one is of the other kind:
 //     what the head has asked for is replaced, and the acquire for the next one is under way. The same holds if what the
 //     Queue had in Redis, as its holder or for its head, was revoked: until the Queue knows, nothing of it waits there.
+//     And a writer may overtake a writer behind a reader of its own Queue that was granted the lock within bound before,
+//     and unlocked: the acquire for the one behind it was under way.
 func Turns(ops []Op, bound, turn time.Duration) error {
 	for _, line := range groups(ops, func(o *Op) string { return o.Key + "\x00" + o.Class }) {
 		for _, o := range line {
@@ -47,8 +49,8 @@ func inOrderOfGrant(line []*Op) []*Op {
 	return granted
 }
 
-// replaced reports whether p was granted while nothing waited for o: a request in front of o in its queue had given up a moment
-// before, and the next one is of the other kind, or one of its queue was revoked.
+// replaced reports whether p was granted while nothing waited for o: a request in front of o in its queue had given up, or a
+// reader had been granted the lock, a moment before, and the next one is of the other kind; or one of its queue was revoked.
 func replaced(ops []Op, o, p *Op, bound time.Duration) bool {
 	return slices.ContainsFunc(ops, func(h Op) bool {
 		if !h.sharesQueue(o) {
@@ -59,7 +61,8 @@ func replaced(ops []Op, o, p *Op, bound time.Duration) bool {
 			return next.sharesQueue(o) && next.writes() != h.writes() && next.mayPrecede(o) && next.waited() > p.Got
 		})
 		revoked := h.Revoked != 0 && h.Revoked <= p.Got
-		return (gaveUp || revoked) && since <= int64(bound)
+		served := h.Got != 0 && !h.writes() && o.writes() && p.writes() && h.mayPrecede(o) && h.Got <= p.Got && p.Got-h.Got <= int64(bound)
+		return (gaveUp || revoked) && since <= int64(bound) || served
 	})
 }
 

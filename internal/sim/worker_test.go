@@ -234,7 +234,8 @@ func (w *worker) refused(a *attempt, ctx context.Context, err error) {
 		case !sentinel(err, ctx), held && !a.try && a.waits == 0, !w.fails() && errors.Is(err, redismutex.ErrRedis):
 			w.fail("%v: want the lock or an error that this era explains, got %v", a, err)
 		}
-		if w.outran(a, err) {
+		// A try that made no call was refused for a lock or a waiter of its own process, whose acquire may be late.
+		if w.outran(a, err) || held && a.try && w.fails() && w.clock()-a.asked < int64(time.Microsecond) {
 			a.span.Failed(err)
 			a.span.Freed()
 			return
