@@ -205,3 +205,25 @@ func TestForgottenLockInTheLog(t *testing.T) {
 		}
 	})
 }
+
+// A nested lock that has been held for too long, and is forgotten, does not keep the lock that it was nested in.
+func TestForgottenOverdueLockKeepsNoOther(t *testing.T) {
+	noCollector(t)
+	for _, turn := range []MutexOption{WithTurn(DefaultTurn), WithTurn(0)} {
+		inBubble(t, func(w *world) {
+			rc, log := w.client(nil), new(redistest.Log)
+			free, bounded := NewMutex(rc, "x", turn, WithLogger(log.Logger())), NewMutex(rc, "x", turn, WithMaxHold(time.Second))
+			outer := w.lock(free, true)
+			w.nested(context.WithoutCancel(outer), bounded, true)
+			collect(1)
+			if log.Count("forgotten") != 1 {
+				w.Errorf("want a line for the lock that was forgotten, got:\n%v", log)
+			}
+			next := w.later(NewMutex(w.client(nil), "x"), true)
+			if err := outer.UnlockContext(w.Context()); err != nil {
+				w.Error(err)
+			}
+			w.unlock(w.granted(next, "nothing holds it any more"))
+		})
+	}
+}

@@ -177,8 +177,8 @@ func (l *Lock) logUnlock(err error) { l.acquisition().Config.Log.Error(l.Key(), 
 //     is still held, or because other goroutines of this process share the lock or get it next (see [WithTurn]);
 //   - [ErrUnlocked]: it had been unlocked before;
 //   - [ErrRevoked]: it had been revoked, and this process knew;
-//   - [ErrMaxHold]: it had been held for longer than [WithMaxHold] allows. Redis has released it, unless its lease had ended, or
-//     the error wraps one that says otherwise;
+//   - [ErrMaxHold]: it had been held for longer than [WithMaxHold] allows. It is unlocked all the same, as for nil, unless its
+//     lease had ended, or the error wraps one that says otherwise;
 //   - [ErrLockLost]: it was lost before. It is also returned if the outcome is unknown: if the reply to the unlock was lost
 //     and the client sent it again, the second one finds nothing to release;
 //   - [ErrNotLock]: a key of the lock holds foreign data by now;
@@ -306,7 +306,7 @@ func (u *weakUser) Watch() (weakly acquisition.User, taken bool) { return u, u.l
 // Forget implements [acquisition.User]: nobody can unlock the lock any more.
 func (u *weakUser) Forget() {
 	acq := u.grant.Acquisition()
-	if acq.Usable(u) != nil {
+	if err := acq.Usable(u); err != nil && !errors.Is(err, ErrMaxHold) {
 		return
 	}
 	why := fmt.Errorf("nothing refers to it any more, and it was not unlocked in %v", time.Duration(clock.Now()-u.since).Round(time.Millisecond))

@@ -69,6 +69,6 @@ func (b *bound) end() {
 	}
 	c.cancel(ErrMaxHold)
 	acq := c.acquisition()
-	acq.Config.Log.Error(acq.Keys.Name(), "the lock is no longer renewed; it becomes free when it is unlocked or its lease ends",
+	acq.Config.Log.Error(acq.Keys.Name(), "the lock has ended; it becomes free when it is unlocked, or with its lease, unless other locks share it",
 		fmt.Errorf("%w: it was not unlocked in %v", ErrMaxHold, c.most))
 }

@@ -112,9 +112,9 @@ func WithTurn(d time.Duration) MutexOption {
 // WithMaxHold bounds how long a lock is held. After d, the lock's context ends with [ErrMaxHold], the end is logged, and
 // the lock is no longer renewed. Others are granted the lock when it is unlocked, or a TTL later at the latest. Locks that
 // are nested in it end with it: d counts from the grant of the outermost lock. Until it is unlocked, or its lease has
-// ended, a call that locks within it fails with ErrMaxHold. Readers that share an acquisition (see [WithTurn]) are bounded
-// one by one, and it is renewed while one of them is in time. A d that is not positive is refused with [ErrInvalid]. The
-// default is no bound.
+// ended, a call that locks within it fails with ErrMaxHold. If only a nested lock has such a bound, the lock that it is nested
+// in goes on. Readers that share an acquisition (see [WithTurn]) are bounded one by one, and it is renewed while one of them is
+// in time. A d that is not positive is refused with [ErrInvalid]. The default is no bound.
 func WithMaxHold(d time.Duration) MutexOption {
 	return func(m *RWMutex) error {
 		if d <= 0 {

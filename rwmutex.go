@@ -189,7 +189,7 @@ func (m *RWMutex) RDo(ctx context.Context, f func(*Lock) error, opt ...LockOptio
 
 // A request is what one call asks for.
 type request struct {
-	m       *RWMutex // set by complete, as until and keys are
+	m       *RWMutex // set by complete, as keys is
 	ctx     context.Context
 	given   bool            // the caller passed ctx as an argument
 	until   context.Context // ends the wait; ctx, or one that descends from it
@@ -228,7 +228,7 @@ func (m *RWMutex) lockOrLog(r request, opt []LockOption) (*Lock, bool) {
 	return l, err == nil
 }
 
-// lock does what a call asks for.
+// lock checks and completes a request, and acquires the lock for it.
 func (m *RWMutex) lock(r request, opt []LockOption) (*Lock, error) {
 	if err := m.complete(&r, opt); err != nil {
 		return nil, err
@@ -295,7 +295,7 @@ func (m *RWMutex) isGivenUp(err error) bool {
 	return errors.As(err, &held) && slices.ContainsFunc(m.config.Nodes, func(n *node.Node) bool { return n.HasGivenUp(held.Holder) })
 }
 
-// acquire acquires the lock, or nests a new one in a lock that the caller has, again and again while that may succeed.
+// acquire acquires the lock, or nests a new one in a lock that the caller has. It tries again after ErrRetry.
 func (r request) acquire() (*Lock, error) {
 	for {
 		l, outer, o, err := r.newLock()

@@ -107,8 +107,8 @@ func (s *severalNodes) askEach(waited bool) error {
 	return nil
 }
 
-// A ticket lets a request over several nodes be made. There are as many as the first node has connections. A ticket is given
-// back when a majority of the nodes has answered.
+// A ticket lets a request over several nodes be made. There are as many as the first node may have calls under way. A ticket
+// is given back when a majority of the nodes has answered, or the request has ended.
 type ticket struct {
 	requests *semaphore.Weighted
 	missing  atomic.Int32 // how many more answers give it back; 0 or less: it has been given back

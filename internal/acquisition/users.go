@@ -75,7 +75,10 @@ func (us *users) writers(acquisition bool) (n int) {
 
 // makeOverdue notes that u, one of them, has held the acquisition for as long as it may.
 func (us *users) makeOverdue(u User, acquisition bool) {
-	overdue := user{u, us.writing(u, acquisition), true}
+	overdue := user{us.more[u.Self()].User, us.writing(u, acquisition), true}
+	if us.isOne(u) {
+		overdue.User = us.one
+	}
 	us.remove(u)
 	if us.more == nil {
 		us.more = map[any]user{}

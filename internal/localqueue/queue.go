@@ -68,7 +68,7 @@ type queue struct {
 	pending      *turn // the acquisition that is made for the head; nil: none
 	turns        *turn // the acquisitions that are held and may serve, the newest first
 
-	spent map[*turn]struct{} // the others that are held: their turn is over, and they keep their readers, or an overdue writer
+	spent map[*turn]struct{} // the others that are held: their turn is over, and they keep their readers, or a writer that is overdue
 }
 
 // acquire makes w wait until it is served, or will not be served, or ctx ends.
@@ -343,8 +343,8 @@ func (q *queue) endTurns(now clock.Instant) {
 }
 
 // choose sees to it that an acquisition waits in Redis for the head, and for nobody else. While this process holds a write
-// acquisition nobody else can be granted the lock, and the age restores the place. It returns the one that the caller must
-// make, or nil.
+// acquisition that is not spent, nobody else can be granted the lock, and the age restores the place. It returns the one that
+// the caller must make, or nil.
 func (q *queue) choose(now clock.Instant) *turn {
 	w, p := q.head(), q.pending
 	if p != nil && (w == nil || w.write != p.write) {

@@ -234,9 +234,12 @@ var mutants = []mutant{
 
 	// Renewals under overload.
 	{"what is renewed under overload ends before the answer", "internal/node/renewer.go", "l.terms().TTL/4) }", "2*l.retryAfter()) }", checker{"./internal/acquisition", "^TestOverloadLosesNoMoreThanTheExcess$", nil}},
-	{"a sender waits for a connection with what it has taken", "internal/node/senders.go", " && len(*ss) < connections", "", checker{"./internal/acquisition", "^TestOverloadLosesNoMoreThanTheExcess$", nil}},
+	{"a sender waits for a connection with what it has taken", "internal/node/senders.go", " && len(*ss) < n.pipelines", "", checker{"./internal/acquisition", "^TestOverloadLosesNoMoreThanTheExcess$", nil}},
 	{"what would be renewed too late is given up", "internal/node/renewer.go", "now.Add(max(left/2, minPause)), true", "clock.Never, true", checker{"./internal/acquisition", "^TestNothingIsLostThatCanStillBeRenewed$", nil}},
-	{"a slow renewal is made twice", "internal/node/renewer.go", "now.Add(max(2*l.retryAfter(), rn.expected(l)+l.retryAfter()))", "now.Add(2 * l.retryAfter())", checker{"./internal/acquisition", "^TestSlowRenewalIsNotMadeTwice$", nil}},
+	{"a slow renewal is made twice", "internal/node/renewer.go", "max(2*l.retryAfter(), min(rn.expected(l)+l.retryAfter(), left-rn.expected(l)))", "2 * l.retryAfter()", checker{"./internal/acquisition", "^TestSlowRenewalIsNotMadeTwice$", nil}},
+	{"a slow renewal that hangs is repeated too late", "internal/node/renewer.go", "min(rn.expected(l)+l.retryAfter(), left-rn.expected(l))", "rn.expected(l)+l.retryAfter()", checker{"./internal/acquisition", "^TestCallThatHangsLosesNothing$", nil}},
+	{"pipelines have the connections of other calls", "internal/node/senders.go", "		return redis.DefaultPipelinePoolSize\n", "		return poolSize(o.PoolSize, o.MaxActiveConns)\n", checker{"./internal/acquisition", "^TestCallThatHangsLosesNothing$", nil}},
+	{"one sender puts off what others could renew", "internal/node/renewer.go", "ready > batch*rn.node.maxSenders()", "ready > batch", checker{"./internal/acquisition", "^TestStallLosesNothingThatSeveralSendersCanRenew$", nil}},
 
 	// The seams between the packages.
 	{"an answer that arrives for a part that was replaced counts", "internal/acquisition/part.go", "return p.acq.parts[p.index()] == p && (", "return (", scenario("TestForeignCodeMayCallTheLibrary")},

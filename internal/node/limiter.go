@@ -17,8 +17,6 @@ import (
 // other releases, but never behind a crowd of acquires. Renewals do not pass the limiter.
 type Limiter struct {
 	Acquires, Releases Place
-
-	calls int // how many there may be
 }
 
 // A Place is what a call takes in the limiter, in this order, and frees when it has ended.
@@ -35,7 +33,7 @@ func newLimiter(rc redis.Scripter) Limiter {
 	if n > 2 {
 		acquires-- // one connection is left to releases and renewals
 	}
-	return Limiter{Place{make(slots, acquires), calls}, Place{calls}, n}
+	return Limiter{Place{make(slots, acquires), calls}, Place{calls}}
 }
 
 // connections is how many calls rc has under way at a time before further ones wait.

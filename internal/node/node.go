@@ -38,6 +38,7 @@ type Node struct {
 	process    func(context.Context, redis.Cmder) error // nil: the client can only evaluate scripts
 	pipeline   func() redis.Pipeliner                   // nil: the client has none
 	sharded    bool                                     // its calls go to several servers
+	pipelines  int                                      // how many have a connection at a time
 	resend     time.Duration                            // a call that took as long may have been sent twice
 	mute       atomic.Bool                              // PUBLISH is refused
 	configSeen atomic.Bool                              // the server's settings have been looked at
@@ -103,7 +104,7 @@ func newNode(rc redis.Scripter) *Node {
 	}
 	n.Mailbox = mailbox.New(sub, ChannelPrefix+process.get()+"."+strconv.FormatUint(mailboxes.Add(1), 10), n.Renewer.onRevoked)
 	n.Renewer.node = n
-	n.Limiter = newLimiter(rc)
+	n.Limiter, n.pipelines = newLimiter(rc), pipelines(rc)
 	n.Requests = semaphore.NewWeighted(int64(connections(rc)))
 	n.Health.init()
 	return n

@@ -211,7 +211,7 @@ func (rn *Renewer) fire() {
 		}
 		rn.leases.makeReady(l)
 	}
-	more := rn.senders.start(now, rn.leases.ready.Len(), rn.node.maxSenders(), rn.node.Limiter.calls)
+	more := rn.senders.start(rn.node, now, rn.leases.ready.Len())
 	rn.armed = 0
 	rn.arm()
 	rn.mu.Unlock()
@@ -291,14 +291,15 @@ func (rn *Renewer) take(self *sender) (due, hung []*Lease, behind *backlog) {
 		if l.task == release && l.Until() <= now {
 			continue // it has ended by itself
 		}
-		if left := time.Duration(l.Until() - now); ready > batch && left < rn.expected(l) {
+		left := time.Duration(l.Until() - now)
+		if ready > batch*rn.node.maxSenders() && left < rn.expected(l) {
 			// The answer would come too late, and others can still be renewed in time. Calls may become faster.
 			l.due, l.exact = now.Add(max(left/2, minPause)), true
 			rn.leases.put(l)
 			continue
 		}
-		// Should the call hang, another one is made, on another connection.
-		again := now.Add(max(2*l.retryAfter(), rn.expected(l)+l.retryAfter()))
+		// Should the call hang, another one is made, on another connection, while there is time for it.
+		again := now.Add(max(2*l.retryAfter(), min(rn.expected(l)+l.retryAfter(), left-rn.expected(l))))
 		self.hangs = min(self.hangs, again)
 		l.due, l.exact = again, true
 		rn.leases.put(l)
@@ -316,8 +317,7 @@ func (rn *Renewer) take(self *sender) (due, hung []*Lease, behind *backlog) {
 	return due, hung, behind
 }
 
-// expected is how long a call for l may take: a quarter longer than the last ones, but not so long that there is no time for
-// another one.
+// expected is how long a call for l may take: a quarter longer than the last ones have taken, a quarter of the TTL at most.
 func (rn *Renewer) expected(l *Lease) time.Duration { return min(rn.took*5/4, l.terms().TTL/4) }
 
 // A backlog is a number of calls that are due while the first of their leases is about to end.

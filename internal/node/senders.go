@@ -1,6 +1,9 @@
 package node
 
-import "github.com/redismutex/redismutex/internal/clock"
+import (
+	"github.com/redis/go-redis/v9"
+	"github.com/redismutex/redismutex/internal/clock"
+)
 
 const (
 	// batch is how many calls go in one pipeline at most. Trust, which counts from before a pipeline is sent, is not
@@ -18,12 +21,30 @@ type senders map[*sender]struct{}
 // A sender makes one call after the other while anything is ready.
 type sender struct{ hangs clock.Instant }
 
-func (n *Node) maxSenders() int { return min(maxSenders, n.Limiter.calls) }
+func (n *Node) maxSenders() int { return min(maxSenders, n.pipelines) }
 
-// start returns the senders to start when that many leases are ready. Those that work are most at most, and all are no more
-// than there are connections, since the others would wait with what they have taken.
-func (ss *senders) start(now clock.Instant, ready, most, connections int) (more []*sender) {
-	for working := ss.working(now); working < most && len(*ss) < connections && ready > 0; working++ {
+// pipelines is how many pipelines of rc have a connection at a time. A client of one server has a pool for them, unless it is
+// told to have none; one of several servers has a pool for each.
+func pipelines(rc redis.Scripter) int {
+	const unbounded = 1024
+	of, ok := rc.(interface{ Options() *redis.Options })
+	if !ok {
+		return unbounded
+	}
+	switch o := of.Options(); {
+	case o.PipelinePoolSize > 0:
+		return o.PipelinePoolSize
+	case o.PipelinePoolSize == 0:
+		return redis.DefaultPipelinePoolSize
+	default:
+		return poolSize(o.PoolSize, o.MaxActiveConns)
+	}
+}
+
+// start returns the senders to start when that many leases are ready: so that n.maxSenders work at most, and there are no more
+// in all than pipelines have connections. Another one would wait for its connection with what it has taken.
+func (ss *senders) start(n *Node, now clock.Instant, ready int) (more []*sender) {
+	for working := ss.working(now); working < n.maxSenders() && len(*ss) < n.pipelines && ready > 0; working++ {
 		if *ss == nil {
 			*ss = senders{}
 		}
