@@ -43,8 +43,9 @@ func newThrong(tb testing.TB, nodes int) *throng {
 	return c
 }
 
-func (c *throng) mutex(name string, opt ...redismutex.MutexOption) *redismutex.RWMutex {
-	return redismutex.NewRedlock(c.nodes, name, append(opt, redismutex.WithLogger(c.log.Logger()))...)
+// mutex returns a strict one: each request stands in Redis, and not one for the whole process.
+func (c *throng) mutex(name string) *redismutex.RWMutex {
+	return redismutex.NewRedlock(c.nodes, name, redismutex.WithTurn(0), redismutex.WithLogger(c.log.Logger()))
 }
 
 // hold acquires n locks, spread over that many keys, and returns them.
