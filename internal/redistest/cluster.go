@@ -3,6 +3,7 @@ package redistest
 import (
 	"context"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
@@ -14,6 +15,10 @@ const slots = 16384
 type ClusterServers struct {
 	nodes []*node
 	owner [slots]*node
+
+	// A master that becomes the owner of one slot claims all that it has, with a greater epoch than the others: also one that is
+	// about to have another owner. So one migration ends after the other.
+	ending sync.Mutex
 }
 
 type node struct {
@@ -168,16 +173,38 @@ func (c *ClusterServers) MoveKeys(tb testing.TB, slot, to int, keys ...string) {
 // EndMigration makes the other master the owner of the slot. The old owner must have no keys of the slot.
 func (c *ClusterServers) EndMigration(tb testing.TB, slot, to int) {
 	tb.Helper()
+	c.ending.Lock()
+	defer c.ending.Unlock()
 	from, dest := c.owner[slot], c.nodes[to]
 	// The new owner first: otherwise no master would serve the slot for a moment.
 	dest.do(tb, "CLUSTER", "SETSLOT", slot, "NODE", dest.id)
 	from.do(tb, "CLUSTER", "SETSLOT", slot, "NODE", dest.id)
-	for _, n := range c.nodes {
-		if n != from && n != dest { // a dead node, or a replica, need not be informed
-			n.admin.Do(context.Background(), "CLUSTER", "SETSLOT", slot, "NODE", dest.id)
+	c.owner[slot] = dest
+	// A node that hears of the old owner once more, by gossip that was under way, may believe that for seconds. So the nodes are
+	// asked until they have agreed for a while, and told again.
+	agreed := 0
+	Eventually(tb, "the nodes agree on the new owner of the slot", func() bool {
+		agreed++
+		for _, n := range c.nodes {
+			if n.ownerOf(slot) == from.id { // a dead node, or a replica, need not be told
+				agreed = 0
+				n.admin.Do(context.Background(), "CLUSTER", "SETSLOT", slot, "NODE", dest.id)
+			}
+		}
+		return agreed == 20
+	})
+}
+
+// ownerOf returns the id of the master that serves the slot, as n knows it.
+func (n *node) ownerOf(slot int) string {
+	//lint:ignore SA1019 Redis 6.2 has no CLUSTER SHARDS
+	ranges, _ := n.admin.ClusterSlots(context.Background()).Result()
+	for _, r := range ranges {
+		if r.Start <= slot && slot <= r.End {
+			return r.Nodes[0].ID
 		}
 	}
-	c.owner[slot] = dest
+	return ""
 }
 
 func (n *node) do(tb testing.TB, args ...any) {
