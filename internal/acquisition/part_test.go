@@ -1,6 +1,7 @@
 package acquisition
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -117,16 +118,49 @@ func TestMessageWithLittleTrustLeftIsChecked(t *testing.T) {
 	})
 }
 
+// several is the config of a lock over three nodes.
+func several(t *testing.T) *Config {
+	c := &Config{Ranks: Ranks}
+	c.TTL, c.Timeout, c.Durations = ttl, ttl/20, script.NewDurations(ttl)
+	for range 3 {
+		_, rc := redistest.Mini(t)
+		c.Nodes = append(c.Nodes, node.Of(rc))
+	}
+	return c
+}
+
+// A request over several nodes lets the next one be made when a majority has answered, although it waits.
+func TestWaitingRequestLetsTheNextBeMade(t *testing.T) {
+	redistest.MiniLocks(t)
+	synctest.Test(t, func(t *testing.T) {
+		c := several(t)
+		holder := request(t, c, "x")
+		if err := holder.Acquire(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		requests := c.Nodes[0].Requests
+		for requests.TryAcquire(1) {
+		}
+		requests.Release(1) // one request at a time
+		ctx, giveUp := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { defer close(done); _ = request(t, c, "x").Acquire(ctx) }()
+		synctest.Wait()
+		if !requests.TryAcquire(1) {
+			t.Error("the next request may not be made")
+		}
+		giveUp()
+		<-done
+		holder.Withdraw()
+		redistest.Elapse(time.Minute)
+	})
+}
+
 // A request over several nodes that is superseded while it waits to be made is no error of Redis, whatever the nodes do.
 func TestSupersededRequestIsNotMade(t *testing.T) {
 	redistest.MiniLocks(t)
 	synctest.Test(t, func(t *testing.T) {
-		c := &Config{Ranks: Ranks}
-		c.TTL, c.Timeout, c.Durations = ttl, ttl/20, script.NewDurations(ttl)
-		for range 3 {
-			_, rc := redistest.Mini(t)
-			c.Nodes = append(c.Nodes, node.Of(rc))
-		}
+		c := several(t)
 		requests := c.Nodes[0].Requests
 		for requests.TryAcquire(1) {
 		}
