@@ -40,19 +40,17 @@ type Lock struct {
 // A core is what the library keeps of a Lock. The Lock itself, and the contexts derived from it, are the caller's: so the
 // garbage collector finds a Lock that was forgotten.
 type core struct {
+	held   localqueue.Lock
 	cancel context.CancelCauseFunc
-	grant  *localqueue.Grant  // shared with the locks nested in it
-	since  clock.Instant      // when it, or the lock that it is nested in, was granted; set once
-	most   time.Duration      // how long it is held at most, counted from then; 0: there is no bound; set once
-	local  bool               // it was passed on within a turn; set once
-	lock   weak.Pointer[Lock] // set, under the mutex of the acquisition, when that is renewed for the first time
+	most   time.Duration      // how long it is held at most, counted from its grant; 0: there is no bound; set once
+	lock   weak.Pointer[Lock] // set, under the mutex of the queue, when the acquisition is renewed for the first time
 }
 
-func (c *core) acquisition() *acquisition.Acquisition { return c.grant.Acquisition() }
+func (c *core) acquisition() *acquisition.Acquisition { return c.held.Acquisition() }
 
 var _ context.Context = (*Lock)(nil)
 
-// open acquires l, or nests it in outer unless that is nil. Unless l has a grant it waits in the queue of its key. It may
+// open acquires l, or nests it in outer unless that is nil. Unless it is a strict one it waits in the queue of its key. It may
 // be a lock of an owner.
 func (l *Lock) open(r request, outer *core, o *owner) error {
 	// The context is made first, under no mutex: making one calls into its parent.
@@ -78,12 +76,11 @@ func (l *Lock) open(r request, outer *core, o *owner) error {
 	}()
 	switch {
 	case outer != nil:
-		l.since = outer.since
-		err = l.grant.Nest(u, (*weakUser)(outer), r.write)
-	case l.grant != nil:
-		err = l.grant.Acquire(until, u)
+		err = l.held.Nest(&outer.held, u, r.write)
+	case r.isStrict():
+		err = l.held.AcquireStrict(until, u)
 	default:
-		err = localqueue.Acquire(until, &r.m.config, r.keys, r.write, r.try, u)
+		err = l.held.Acquire(until, &r.m.config, r.keys, r.write, r.try, u)
 	}
 	if err == nil {
 		bound.start()
@@ -108,7 +105,7 @@ func (l *Lock) Key() string { return l.acquisition().Keys.Name() }
 // A token fits an int64 until the year 2255, and a BIGINT of SQL. It does not fit a double, the number of Lua, JavaScript
 // and many readers of JSON: pass it there as text, and compare text: the longer token is the greater, and tokens of equal
 // length, as all are until the year 2279, compare as strings.
-func (l *Lock) Token() uint64 { return l.grant.Token() }
+func (l *Lock) Token() uint64 { return l.held.Token() }
 
 // Until returns the time at which trust in the lock ends unless it is renewed. It moves on with each renewal. It counts
 // from the moment before the last successful renewal was sent, less a margin for clocks that do not run alike (see
@@ -202,12 +199,12 @@ func (l *Lock) UnlockContext(ctx context.Context) error {
 	canceled := false
 	defer func() {
 		if !canceled { // the parent context has panicked
-			go l.grant.Unlock(context.Background(), (*user)(l))
+			go l.held.Unlock(context.Background())
 		}
 	}()
 	l.cancel(ErrUnlocked)
 	canceled = true
-	err := l.grant.Unlock(ctx, (*user)(l))
+	err := l.held.Unlock(ctx)
 	runtime.KeepAlive(l) // it is not forgotten
 	switch {
 	case ended == nil:
@@ -241,7 +238,7 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 	if ctx.Err() != nil {
 		err = lockerr.Interrupted(ctx, l.Key())
 	} else {
-		err = l.grant.Downgrade(ctx, (*user)(l))
+		err = l.held.Downgrade(ctx)
 	}
 	if ended := l.usable(); ended != nil { // ctx may have ended with it
 		return ended
@@ -252,7 +249,7 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 // usable returns nil, or an error that matches ErrUnlocked, ErrLockLost, ErrRevoked or ErrMaxHold. The lock's context is done
 // then, even if the goroutine that ended the lock has not canceled it yet.
 func (l *Lock) usable() error {
-	err := l.acquisition().Usable((*user)(l))
+	err := l.held.Usable()
 	l.finish(err)
 	return err
 }
@@ -269,49 +266,35 @@ func (l *Lock) finish(err error) {
 	}
 }
 
-// A user is a Lock as its acquisition knows it at first: see [acquisition.User].
+// A user is a Lock as its queue knows it at first: see [localqueue.User].
 type user Lock
 
-// Granted implements [localqueue.User].
-func (u *user) Granted(g *localqueue.Grant, local bool) {
-	if u.grant == nil { // one that stands by itself has its grant, and others of its owner may be looking at it
-		u.grant = g
-	}
-	u.since, u.local = clock.Now(), local
-}
-
-func (u *user) Self() any       { return u.core }
-func (u *user) End(cause error) { (*weakUser)(u.core).End(cause) }
+func (u *user) End(cause error) { u.cancel(cause) }
 func (u *user) Forget()         {}
 
-func (u *user) Watch() (weakly acquisition.User, taken bool) {
+func (u *user) Watch() (weakly localqueue.User, taken bool) {
 	u.lock = weak.Make((*Lock)(u))
 	return (*weakUser)(u.core), false
 }
 
-// A weakUser is a Lock as its acquisition knows it from the first renewal on. It is a type of its own because a Lock has the
+// A weakUser is a Lock as its queue knows it from the first renewal on. It is a type of its own because a Lock has the
 // methods of its core, and users of the package would see these.
 type weakUser core
 
-func (u *weakUser) Self() any { return (*core)(u) }
+func (u *weakUser) End(cause error) { u.cancel(cause) }
 
-// End implements [acquisition.User]: the lock was lost.
-func (u *weakUser) End(cause error) {
-	defer u.grant.Lost() // also if the parent context panics
-	u.cancel(cause)
-}
+func (u *weakUser) Watch() (weakly localqueue.User, taken bool) { return u, u.lock.Value() == nil }
 
-func (u *weakUser) Watch() (weakly acquisition.User, taken bool) { return u, u.lock.Value() == nil }
-
-// Forget implements [acquisition.User]: nobody can unlock the lock any more.
+// Forget implements [localqueue.User]: nobody can unlock the lock any more.
 func (u *weakUser) Forget() {
-	acq := u.grant.Acquisition()
-	if err := acq.Usable(u); err != nil && !errors.Is(err, ErrMaxHold) {
+	acq := u.held.Acquisition()
+	if err := u.held.Usable(); err != nil && !errors.Is(err, ErrMaxHold) {
 		return
 	}
-	why := fmt.Errorf("nothing refers to it any more, and it was not unlocked in %v", time.Duration(clock.Now()-u.since).Round(time.Millisecond))
+	since, _ := u.held.Since()
+	why := fmt.Errorf("nothing refers to it any more, and it was not unlocked in %v", time.Duration(clock.Now()-since).Round(time.Millisecond))
 	u.cancel(ErrUnlocked)
-	switch err := u.grant.Unlock(context.Background(), u); {
+	switch err := u.held.Unlock(context.Background()); {
 	case errors.Is(err, ErrUnlocked): // by another call
 		return
 	case err != nil:

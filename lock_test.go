@@ -696,7 +696,7 @@ func TestCanceledTryLeavesNothing(t *testing.T) {
 
 // endTrust ends the trust in l as if the time had passed while the process was stopped: no timer has fired.
 func endTrust(l *Lock) {
-	until := reflect.ValueOf(l.grant).Elem().FieldByName("turn").Elem().FieldByName("acq").FieldByName("until").Addr().UnsafePointer()
+	until := reflect.ValueOf(&l.held).Elem().FieldByName("grant").Elem().FieldByName("turn").Elem().FieldByName("acq").FieldByName("until").Addr().UnsafePointer()
 	(*atomic.Int64)(until).Store(int64(clock.Now()))
 }
 

@@ -40,7 +40,8 @@ func (b *bound) start() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if !b.over {
-		b.timer = time.AfterFunc(b.lock.most-time.Duration(clock.Now()-b.lock.since), b.end)
+		since, _ := b.lock.held.Since()
+		b.timer = time.AfterFunc(b.lock.most-time.Duration(clock.Now()-since), b.end)
 	}
 }
 
@@ -64,7 +65,7 @@ func (b *bound) stop() {
 // end ends the lock. Its context may have ended earlier, with its parent.
 func (b *bound) end() {
 	c := b.lock
-	if !c.grant.Overdue((*weakUser)(c)) {
+	if !c.held.Overdue() {
 		return
 	}
 	c.cancel(ErrMaxHold)

@@ -62,7 +62,7 @@ func (r request) newLock() (l *Lock, outer *core, o *owner, err error) {
 	if err != nil {
 		return nil, nil, nil, err
 	}
-	return r.nestedLock(outer), outer, nil, nil
+	return r.newLockIn(outer), outer, nil, nil
 }
 
 // outer returns the innermost lock on the key of r that its context descends from and that admits nested locks, or nil. The
@@ -86,22 +86,25 @@ func (c *core) admits(r request) error {
 	if acq.Keys.Name() != r.keys.Name() || !acq.Config.SameNodes(&r.m.config) {
 		return errOtherLock
 	}
-	return acq.Admits((*weakUser)(c))
+	return c.held.Admits()
 }
 
 var errOtherLock = errors.New("a lock on another key, or on other nodes")
 
-// nestedLock returns a lock that is nested in outer. If that is nil, it stands by itself: in Redis, if the order is strict
-// or it has an owner, else in the queue of its key.
-func (r request) nestedLock(outer *core) *Lock {
+// newLockIn returns a lock that is to be nested in outer, or is to be acquired if that is nil.
+func (r request) newLockIn(outer *core) *Lock {
+	c := &core{}
 	switch {
 	case outer != nil:
-		return &Lock{core: &core{grant: outer.grant}}
-	case r.m.config.Turn == 0, r.owner != "":
-		return &Lock{core: &core{grant: localqueue.Strict(&r.m.config, r.keys, r.write, r.try)}}
+		c.held = localqueue.NestedIn(&outer.held)
+	case r.isStrict():
+		c.held = localqueue.Strict(&r.m.config, r.keys, r.write, r.try)
 	}
-	return &Lock{core: &core{}}
+	return &Lock{core: c}
 }
+
+// isStrict reports whether r stands in Redis by itself, and not in the queue of its key.
+func (r request) isStrict() bool { return r.m.config.Turn == 0 || r.owner != "" }
 
 // An owner has the locks for which this process asked in the name that [WithOwner] gave, on one key.
 type owner struct {
@@ -143,7 +146,7 @@ func (r request) newOwnedLock(outer *core, overdue error) (l *Lock, in *core, o 
 	if outer == nil && overdue != nil {
 		return nil, nil, nil, overdue
 	}
-	l = r.nestedLock(outer)
+	l = r.newLockIn(outer)
 	o.locks[l.core] = struct{}{}
 	if owners.m == nil {
 		owners.m = map[ownerName]*owner{}
@@ -161,7 +164,7 @@ func (o *owner) granted(l *Lock) {
 	defer owners.Unlock()
 	for other := range o.locks {
 		if other != l.core && other.acquisition().Config.SameNodes(l.acquisition().Config) {
-			other.acquisition().Supersede()
+			other.acquisition().Withdraw()
 		}
 	}
 }

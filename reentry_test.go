@@ -16,6 +16,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redismutex/redismutex/internal/acquisition"
+	"github.com/redismutex/redismutex/internal/localqueue"
 	"github.com/redismutex/redismutex/internal/redistest"
 )
 
@@ -361,7 +362,7 @@ func TestNothingNestsInALockThatHasJustEnded(t *testing.T) {
 		inner := w.nested(outer, m, true)
 		nest := func(in *Lock) { // in was alive when it was looked for
 			t.Helper()
-			l := &Lock{core: &core{grant: in.grant}}
+			l := &Lock{core: &core{held: localqueue.NestedIn(&in.held)}}
 			if err := l.open(request{m: m, ctx: w.Context(), write: true}, in.core, nil); err != acquisition.ErrRetry {
 				t.Error(err)
 			}

@@ -292,11 +292,12 @@ func (c *tracedCall) onReturn(l *Lock, err error) {
 		tell(t, c.m, t.Failed, TraceFailed{c.TraceCall, time.Now(), err})
 		return
 	}
-	e := TraceGranted{TraceCall: c.TraceCall, Time: l.since.Time(), ID: l.ID(), Token: l.Token()}
+	since, local := l.held.Since()
+	e := TraceGranted{TraceCall: c.TraceCall, Time: since.Time(), ID: l.ID(), Token: l.Token()}
 	var pushed bool
 	e.Rank, pushed = l.acquisition().How()
 	switch {
-	case l.local:
+	case local:
 		e.By = ByTurn
 	case pushed:
 		e.By = ByMessage

@@ -3,15 +3,16 @@
 //
 // # States
 //
-//	          ┌──(granted by a majority)──► held ──(the last user unlocks)──► released
+//	          ┌──(granted by a majority)──► held ──(its owner closes it)──► released
 //	          │                              │
 //	          │                              └──(a majority forgets it, trust ends, or it is revoked)──► lost
 //	pending ──┤
 //	          ├──(the caller gives up, no majority will grant it, or it is revoked)──► abandoned
 //	          │
-//	          └──(its queue wants it no longer, or its owner has been granted another one: WithOwner)──► superseded
+//	          └──(its owner wants it no longer)──► superseded
 //
-// A caller whose request was superseded acquires again. A held one without users, too, may be abandoned or superseded.
+// A caller whose request was superseded acquires again. A held one that its owner has not used, too, may be abandoned or
+// superseded.
 //
 // On each node an acquisition has a [part] with an id and a lease of its own. An id that is of no use any more is
 // released, and another part takes its place:
@@ -46,34 +47,42 @@ import (
 	"github.com/redismutex/redismutex/internal/script"
 )
 
-// An Acquisition is one request for a lock and what became of it. Locks that are nested in each other share one: they are
-// its users.
+// An Acquisition is one request for a lock and what became of it. Who shares the lock in this process is its owner's
+// business.
 type Acquisition struct {
 	Config *Config
 	Keys   *script.Keys
+	owner  Owner
 	asked  clock.Instant // since when it has waited in this process, with one node; 0: it has not
 
 	token uint64       // set before it is held, and not changed afterwards
 	until atomic.Int64 // when trust in it ends
 
-	mu     sync.Mutex
-	state  state
-	try    bool
-	write  bool // not any more after a downgrade
-	wrote  bool // it was asked for as a write lock
-	queued bool // a majority of the nodes has granted it or put it into the queue
+	mu       sync.Mutex
+	state    state
+	try      bool
+	write    bool // not any more after a downgrade
+	queued   bool // a majority of the nodes has granted it or put it into the queue
+	used     bool // set by Use
+	expiring bool // set by Expire
 	// These two are set by Share.
 	shared, outlives bool
 
-	users  users
 	cause  *error        // why it was lost, or its wait revoked; a pointer, since few are
 	signal chan struct{} // wakes the caller, and holds one signal; nil: the caller does not sleep
-	parts  []*part       // one for each node
-	nodes  nodes
 
-	// The part of one node, allocated with the acquisition.
-	only  part
-	array [1]*part
+	// The part of one node, and its memory; or several.
+	one     [1]*part
+	only    part
+	several *severalNodes
+}
+
+// An Owner is who an acquisition is made for. It is called under no mutex.
+type Owner interface {
+	// OnRenewed tells that the held lock was renewed.
+	OnRenewed()
+	// OnLost tells that the held lock was lost or revoked, and why.
+	OnLost(why error)
 }
 
 // An Origin is when a request was made that has waited in its process before it asks the nodes, and the rank that it was given
@@ -140,20 +149,50 @@ const (
 // ErrRetry is returned where an acquisition came to nothing, but another one may succeed.
 var ErrRetry = errors.New("acquire again")
 
+// ErrWaiting is returned by Acquire and Wait of a shared acquisition whose caller gives up while it waits in the queue of
+// Redis. It waits on.
+var ErrWaiting = errors.New("it waits on without the caller")
+
 // Init makes a a request that has not been sent.
-func (a *Acquisition) Init(c *Config, keys *script.Keys, write, try bool, origin Origin) {
-	a.Config, a.Keys, a.write, a.wrote, a.try = c, keys, write, write, try
+func (a *Acquisition) Init(c *Config, keys *script.Keys, owner Owner, write, try bool, origin Origin) {
+	a.Config, a.Keys, a.owner, a.write, a.try = c, keys, owner, write, try
 	if len(c.Nodes) > 1 {
-		a.nodes = newSeveralNodes(a, origin)
+		a.several = newSeveralNodes(a, origin)
 		return
 	}
 	a.asked = origin.Asked
-	a.array[0] = a.only.init(a, 0, node.NewNumber())
-	a.parts, a.nodes = a.array[:], (*oneNode)(a)
+	a.one[0] = a.only.init(a, 0, node.NewNumber())
+}
+
+// Share makes a, which has not been sent, an acquisition that does not end with the context of the caller once it waits
+// in the queue. If it outlives errors, it asks again after an error of its first attempt, too.
+func (a *Acquisition) Share(outlives bool) { a.shared, a.outlives = true, outlives }
+
+// nodes is where the choice between one node and several is made.
+func (a *Acquisition) nodes() nodes {
+	if a.several != nil {
+		return a.several
+	}
+	return (*oneNode)(a)
+}
+
+// parts has one for each node.
+func (a *Acquisition) parts() []*part {
+	if a.several != nil {
+		return a.several.parts
+	}
+	return a.one[:]
 }
 
 // ID returns the id under which the first node knew it, or was asked for it, when it was granted.
-func (a *Acquisition) ID() string { return a.nodes.id() }
+func (a *Acquisition) ID() string { return a.nodes().id() }
+
+// CurrentID returns the id under which the first node knows a, or is asked for it, now.
+func (a *Acquisition) CurrentID() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.parts()[0].ID()
+}
 
 // Token returns the fencing token. It is 0 for a reader.
 func (a *Acquisition) Token() uint64 { return a.token }
@@ -162,17 +201,17 @@ func (a *Acquisition) Token() uint64 { return a.token }
 func (a *Acquisition) How() (rank int64, pushed bool) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for _, p := range a.parts {
+	for _, p := range a.parts() {
 		pushed = pushed || p.pushed
 	}
-	return a.nodes.place(), pushed
+	return a.nodes().place(), pushed
 }
 
 // Until returns when trust in it ends unless it is renewed.
 func (a *Acquisition) Until() clock.Instant { return clock.Instant(a.until.Load()) }
 
 // Acquire asks the nodes for the lock and waits until it is granted, or will not be granted, or ctx ends. It returns
-// ErrRetry if the acquisition was superseded, or lost before it had a user. If a hook or a logger panics, the request is
+// ErrRetry if the acquisition was superseded, or lost at once. If a hook or a logger panics, the request is
 // withdrawn.
 func (a *Acquisition) Acquire(ctx context.Context) error {
 	returned := false
@@ -181,7 +220,7 @@ func (a *Acquisition) Acquire(ctx context.Context) error {
 			a.Withdraw()
 		}
 	}()
-	err := a.nodes.acquire(ctx)
+	err := a.nodes().acquire(ctx)
 	returned = true
 	return err
 }
@@ -234,128 +273,92 @@ func (a *Acquisition) refused(ctx context.Context) error {
 	if a.cause != nil {
 		err = *a.cause // it was revoked
 	} else {
-		err = a.nodes.explainRefusal()
+		err = a.nodes().explainRefusal()
 	}
 	a.mu.Unlock()
 	_ = a.Release(ctx, nil) // of what some nodes have granted
 	return err
 }
 
-// Join adds a user, a lock for reading or for writing. Unless outer is nil it is nested in that one, another user. Join
-// returns ErrRetry if a, or outer, has ended meanwhile.
-func (a *Acquisition) Join(u, outer User, write bool) error {
+// Use notes that its owner grants a lock under a. From then on Withdraw does not end a, and Close has to. Use returns ErrRetry
+// if a has ended meanwhile. It may be called again.
+func (a *Acquisition) Use() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	switch {
-	case a.state != held, outer != nil && a.admits(outer) != nil:
+	if a.state != held {
 		return ErrRetry
-	case write && !a.write:
-		return lockerr.Upgrade(a.Keys.Name())
 	}
-	a.users.add(u, write, a.wrote)
+	a.used = true
 	return nil
 }
 
-// Admits returns nil if another lock can be nested in u: it has been neither unlocked nor lost. Its parent context may have
-// ended, since code that cleans up is still protected. The error matches ErrMaxHold if u is overdue, so that another lock would
-// wait until it is unlocked or its lease ends, and else it is ErrRetry.
-func (a *Acquisition) Admits(u User) error {
+// Usable returns nil, or an error that matches ErrLockLost, ErrRevoked or ErrMaxHold if a was lost. If the lease is over it is
+// lost from now on, although no timer may have fired; a renewal under way must not bring it back. The owner is told in the
+// background, since the caller may have a mutex.
+func (a *Acquisition) Usable() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.admits(u)
-}
-
-func (a *Acquisition) admits(u User) error {
 	if a.state == held && a.Until() <= clock.Now() {
-		// A renewal under way must not bring it back: the caller is going to wait for the lock, and it may be the
-		// caller's own.
 		n := a.lose(node.ErrExpired)
-		go n.tell() // it calls foreign code, and the caller may hold a mutex
+		go n.tell()
 	}
-	switch {
-	case a.state != held || !a.users.has(u):
-		return ErrRetry
-	case a.users.isOverdue(u):
-		return fmt.Errorf("%w: %q: unlock it before it is locked again", lockerr.ErrMaxHold, a.Keys.Name())
-	}
-	return nil
-}
-
-// Usable returns nil, or an error that matches ErrUnlocked, ErrLockLost, ErrRevoked or ErrMaxHold if u has ended. If the lease
-// is over, it is lost from now on, although no timer may have fired.
-func (a *Acquisition) Usable(u User) error {
-	var n news
-	a.mu.Lock()
-	if a.state == held && a.Until() <= clock.Now() {
-		n = a.lose(node.ErrExpired)
-	}
-	err := a.usable(u)
-	a.mu.Unlock()
-	n.tell()
-	return err
-}
-
-func (a *Acquisition) usable(u User) error {
-	err := a.ended(u)
-	if err == nil && a.users.isOverdue(u) {
-		err = fmt.Errorf("%w: %q", lockerr.ErrMaxHold, a.Keys.Name())
-	}
-	return err
-}
-
-// ended returns nil, or an error if u has been unlocked or lost.
-func (a *Acquisition) ended(u User) error {
-	switch {
-	case !a.users.has(u):
-		return fmt.Errorf("%w: %q", lockerr.ErrUnlocked, a.Keys.Name())
-	case a.state == lost:
+	if a.state == lost {
 		return fmt.Errorf("%w: %q", lockerr.KindOf(*a.cause), a.Keys.Name())
 	}
 	return nil
 }
 
-// Overdue notes that a user has held a for as long as it may, and reports whether it still holds it. An acquisition whose
-// users are all overdue is no longer renewed, and ends with its lease.
-func (a *Acquisition) Overdue(u User) bool {
+// Close ends a held lock. Release has to follow, unless a was lost meanwhile, which is the error.
+func (a *Acquisition) Close() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.state != held || !a.users.has(u) {
-		return false
+	if a.state == lost {
+		return *a.cause
 	}
-	a.users.makeOverdue(u, a.wrote)
-	a.expireIfOverdue()
-	return true
+	a.state = released
+	return nil
 }
 
-// expireIfOverdue stops the renewals of a if all of its users are overdue. The mutex is held.
-func (a *Acquisition) expireIfOverdue() {
-	if !a.users.allOverdue() {
+// Expire stops the renewals of a held lock, so that it ends with its lease: it has been held for as long as it may.
+func (a *Acquisition) Expire() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.state != held || a.expiring {
 		return
 	}
-	for _, p := range a.parts {
+	a.expiring = true
+	for _, p := range a.parts() {
 		p.Node.Renewer.Expire(&p.Lease)
 	}
+}
+
+// Withdraw ends a request that is not wanted any more, or a held lock that its owner has not used. What has been granted is
+// released in the background. It reports whether the nodes had granted it or put it into the queue.
+func (a *Acquisition) Withdraw() (acknowledged bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	acknowledged = a.queued || a.state == held
+	if a.state == pending || a.state == held && !a.used {
+		a.state = superseded
+		for _, p := range a.parts() {
+			if p.asking { // its answer is not waited for: the release refuses an acquire that arrives later
+				p.asking, p.in, p.Tombstone = false, true, true
+			}
+		}
+		a.releaseInBackground()
+		a.wake()
+	}
+	return acknowledged
 }
 
 // Cause returns why it was lost. It must have been lost.
 func (a *Acquisition) Cause() error { return *a.cause }
 
-// Supersede ends the wait: the caller has the lock under another acquisition.
-func (a *Acquisition) Supersede() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	if a.state == pending {
-		a.state = superseded
-		a.releaseInBackground()
-		a.wake()
-	}
-}
-
 // decide decides what the answers of the nodes amount to, after one of them has changed. The mutex is held.
 func (a *Acquisition) decide() {
 	switch a.state {
 	case pending:
-		a.nodes.decide()
+		a.nodes().decide()
 	case held:
 		a.updateTrust()
 	}
@@ -368,12 +371,12 @@ func (a *Acquisition) soon() clock.Instant { return clock.Now().Add(a.Config.TTL
 // hasMajority reports whether a majority of the nodes hold it.
 func (a *Acquisition) hasMajority() bool {
 	n := 0
-	for _, p := range a.parts {
+	for _, p := range a.parts() {
 		if p.counts() {
 			n++
 		}
 	}
-	return n >= quorum.Majority(len(a.parts))
+	return n >= quorum.Majority(len(a.parts()))
 }
 
 // grant makes a a held lock. The mutex is held.
@@ -394,7 +397,7 @@ func (a *Acquisition) abandon() {
 func (a *Acquisition) updateTrust() {
 	var buf [8]clock.Instant
 	ends := buf[:0]
-	for _, p := range a.parts {
+	for _, p := range a.parts() {
 		switch {
 		case p.counts():
 			ends = append(ends, p.Until())
@@ -405,19 +408,19 @@ func (a *Acquisition) updateTrust() {
 			p.Node.Renewer.Raise(&p.Lease, a.token)
 		}
 	}
-	if majority := quorum.Majority(len(a.parts)); len(ends) >= majority {
+	if majority := quorum.Majority(len(a.parts())); len(ends) >= majority {
 		slices.Sort(ends)
 		a.until.Store(int64(ends[len(ends)-majority]))
 	}
 }
 
-// lose ends a held lock. Its users are told when the mutex is free again. The mutex is held.
+// lose ends a held lock. Its owner is told when the mutex is free again. The mutex is held.
 func (a *Acquisition) lose(why error) news {
 	kind := lockerr.ErrLockLost
-	if a.users.allOverdue() {
+	if a.expiring {
 		kind = lockerr.ErrMaxHold
 	}
-	return a.end(kind, fmt.Errorf("%q: %w", a.Keys.Name(), a.nodes.explainLoss(why)))
+	return a.end(kind, fmt.Errorf("%q: %w", a.Keys.Name(), a.nodes().explainLoss(why)))
 }
 
 // end is lose for any reason: ErrLockLost, ErrMaxHold, or that the lock was revoked.
@@ -437,7 +440,7 @@ func (a *Acquisition) wake() {
 	}
 }
 
-// news is what is left to do when the mutex is free again: the users of a lost lock are told, and err is logged.
+// news is what is left to do when the mutex is free again: the owner of a lost lock is told, and err is logged.
 type news struct {
 	acquisition *Acquisition
 	what        string // what the library does now
@@ -447,7 +450,7 @@ type news struct {
 
 func (n news) tell() {
 	if n.lost {
-		n.acquisition.users.end(n.err)
+		n.acquisition.owner.OnLost(n.err)
 	}
 	if n.err != nil {
 		n.acquisition.Config.Log.Error(n.acquisition.Keys.Name(), n.what, n.err)

@@ -20,7 +20,7 @@ func requestSince(t *testing.T, c *Config, name string, since clock.Instant) *Ac
 		t.Fatal(err)
 	}
 	a := &Acquisition{}
-	a.Init(c, keys, true, false, Origin{Asked: since})
+	a.Init(c, keys, witness{make(chan error, 1)}, true, false, Origin{Asked: since})
 	return a
 }
 
@@ -73,8 +73,8 @@ func TestRankOverSeveralNodesIsThatOfTheRequest(t *testing.T) {
 			want string
 		}{{0, "5000000"}, {0, "5000001"}, {4_000_002, "4000002"}, {0, "5000002"}} {
 			a := &Acquisition{}
-			a.Init(c, keys, true, false, Origin{Rank: of.rank})
-			if got := a.nodes.score(); got != of.want {
+			a.Init(c, keys, witness{make(chan error, 1)}, true, false, Origin{Rank: of.rank})
+			if got := a.nodes().score(); got != of.want {
 				t.Errorf("score %v, want %s", got, of.want)
 			}
 		}

@@ -2,11 +2,9 @@ package acquisition
 
 import (
 	"context"
-	"fmt"
 	"slices"
 
 	"github.com/redismutex/redismutex/internal/clock"
-	"github.com/redismutex/redismutex/internal/lockerr"
 	"github.com/redismutex/redismutex/internal/node"
 	"github.com/redismutex/redismutex/internal/quorum"
 	"github.com/redismutex/redismutex/internal/script"
@@ -18,24 +16,15 @@ import (
 // gets the lock between the first node and the last.
 type Downgrade struct {
 	acq     *Acquisition
-	user    User
 	writers []*part // that hold as writers
 }
 
-// BeginDowngrade makes a, a write lock of which u is the only user that writes, a read lock, as described for Lock.Downgrade.
-// Parts that do not hold are replaced by readers. Tell has to be called for the others.
-func (a *Acquisition) BeginDowngrade(u User) (Downgrade, error) {
+// BeginDowngrade makes a, which was acquired as a write lock, a read lock, unless it has ended. Parts that do not hold are
+// replaced by readers. Tell has to be called for the others.
+func (a *Acquisition) BeginDowngrade() Downgrade {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	switch err := a.usable(u); {
-	case err != nil:
-		return Downgrade{}, err
-	case !a.users.writing(u, a.wrote):
-		return Downgrade{}, fmt.Errorf("%w: downgrade %q: it is a read lock", lockerr.ErrInvalid, a.Keys.Name())
-	case a.users.writers(a.wrote) > 1:
-		return Downgrade{}, fmt.Errorf("%w: downgrade %q: unlock the nested write locks first", lockerr.ErrInvalid, a.Keys.Name())
-	}
-	return Downgrade{a, u, a.makeReader()}, nil
+	return Downgrade{a, a.makeReader()}
 }
 
 // Tell tells the nodes. Unless next is nil, that has not been sent, and its acquire goes in front on each node, in the same
@@ -59,7 +48,7 @@ func (d Downgrade) Tell(ctx context.Context, next *Acquisition) error {
 			next.partOn(n).start()
 		}
 	}
-	a.nodes.collect(ctx, &t, open, votes)
+	a.nodes().collect(ctx, &t, open, votes)
 	if ctx.Err() != nil {
 		for _, p := range writers {
 			p.Look() // renewals go on with it, at once
@@ -67,24 +56,36 @@ func (d Downgrade) Tell(ctx context.Context, next *Acquisition) error {
 	}
 
 	a.mu.Lock()
-	err := a.usable(d.user)
-	for _, p := range a.parts {
+	for _, p := range a.parts() {
 		if !p.Write && p.counts() { // it was acquired since, as a reader
 			t.yes++
 		}
 	}
 	a.mu.Unlock()
-	if err != nil || t.yes >= quorum.Majority(len(a.parts)) {
-		return err
+	if t.yes >= quorum.Majority(len(a.parts())) {
+		return nil
 	}
-	return a.nodes.explainTally(ctx, t, "downgrade", "have made the writer a reader")
+	return a.nodes().explainTally(ctx, t, "downgrade", "have made the writer a reader")
+}
+
+// BecomeReader makes a, a write lock under which there are only readers, a read lock in the background. What a node does not
+// confirm, its renewals go on with.
+func (a *Acquisition) BecomeReader() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, p := range a.makeReader() {
+		p.Node.Go(func() { p.downgrade(context.Background(), nil) })
+	}
 }
 
 // makeReader makes a a read lock, and returns the parts that hold as writers. Those that do not hold are replaced by readers.
 // The mutex is held.
 func (a *Acquisition) makeReader() (writers []*part) {
+	if a.state != held {
+		return nil
+	}
 	a.write = false
-	for _, p := range a.parts {
+	for _, p := range a.parts() {
 		switch {
 		case !p.Write: // an earlier call has replaced it
 		case p.in && p.granted:

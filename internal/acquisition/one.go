@@ -14,12 +14,12 @@ import (
 type oneNode Acquisition
 
 func (n *oneNode) acquire(ctx context.Context) error {
-	n.parts[0].acquire(ctx)
+	n.one[0].acquire(ctx)
 	return (*Acquisition)(n).Wait(ctx)
 }
 
 func (n *oneNode) decide() {
-	a, p := (*Acquisition)(n), n.parts[0]
+	a, p := (*Acquisition)(n), n.one[0]
 	n.queued = n.queued || p.in && !n.try
 	switch {
 	case p.in && p.granted && p.Until() < a.soon():
@@ -32,11 +32,11 @@ func (n *oneNode) decide() {
 	}
 }
 
-func (n *oneNode) heldSince(clock.Instant) bool { return n.parts[0].counts() }
+func (n *oneNode) heldSince(clock.Instant) bool { return n.one[0].counts() }
 
 func (n *oneNode) release(ctx context.Context, next *Acquisition) (t tally) {
 	// Nothing changes p.in any more: the lock has ended.
-	p := n.parts[0]
+	p := n.one[0]
 	front := next.partOn(p.Node)
 	if p.in {
 		t.add(p.release(ctx, front))
@@ -81,19 +81,19 @@ func (n *oneNode) onTimeout(p *part) {
 // down is always nil: nobody else can grant the lock.
 func (n *oneNode) down(*part) error { return nil }
 
-func (n *oneNode) id() string   { return n.parts[0].ID() }
+func (n *oneNode) id() string   { return n.one[0].ID() }
 func (n *oneNode) score() any   { return nil }
 func (n *oneNode) place() int64 { return 0 }
 
 func (n *oneNode) explainRefusal() error {
-	key, why := n.Keys.Name(), n.parts[0].why
+	key, why := n.Keys.Name(), n.one[0].why
 	if isRefusal(why) {
 		return why
 	}
 	return lockerr.Doing("lock", key, why)
 }
 
-func (n *oneNode) explainLoss(why error) error { return n.parts[0].withCause(why) }
+func (n *oneNode) explainLoss(why error) error { return n.one[0].withCause(why) }
 
 func (n *oneNode) explainTally(ctx context.Context, t tally, call, _ string) error {
 	key, why := n.Keys.Name(), lockerr.Redis(errors.New("unexpected reply"))

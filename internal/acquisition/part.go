@@ -44,7 +44,7 @@ func (p *part) init(a *Acquisition, index int, number uint64) *part {
 // Request implements [node.Owner].
 func (p *part) Request() node.Request {
 	a := p.acq
-	return node.Request{Terms: &a.Config.Terms, Keys: a.Keys, Score: a.nodes.score()}
+	return node.Request{Terms: &a.Config.Terms, Keys: a.Keys, Score: a.nodes().score()}
 }
 
 // participant returns p as scripts know it, for a call that is waited for.
@@ -95,7 +95,7 @@ func (p *part) start() {
 	go func() {
 		returned := false
 		defer func() {
-			if !returned && len(p.acq.parts) == 1 { // a hook has ended the goroutine; with several nodes there is a time-out
+			if !returned && len(p.acq.parts()) == 1 { // a hook has ended the goroutine; with several nodes there is a time-out
 				p.acq.Withdraw()
 			}
 		}()
@@ -151,7 +151,7 @@ func (p *part) begin() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if p.asking = p.active(); p.asking {
-		a.nodes.onAsk(p)
+		a.nodes().onAsk(p)
 	}
 	return p.asking
 }
@@ -161,7 +161,7 @@ func (p *part) index() int { return slices.Index(p.acq.Config.Nodes, p.Node) }
 
 // active reports whether p is, or may become, a part of the lock.
 func (p *part) active() bool {
-	return p.acq.parts[p.index()] == p && (p.acq.state == pending || p.acq.state == held)
+	return p.acq.parts()[p.index()] == p && (p.acq.state == pending || p.acq.state == held)
 }
 
 // A notSent error is that of a call that was not made.
@@ -173,7 +173,7 @@ func (e notSent) Unwrap() error { return e.error }
 func (p *part) onAcquired(sent clock.Instant, r script.Reply, err error) (next *part) {
 	a := p.acq
 	p.Node.Note(r, a.Config.Log)
-	a.nodes.onAnswer(p, sent, r.Last, err)
+	a.nodes().onAnswer(p, sent, r.Last, err)
 	var n news
 	a.mu.Lock()
 	if p.asking {
@@ -200,7 +200,7 @@ func (p *part) acquired(sent clock.Instant, r script.Reply, err error) (next *pa
 	}
 	switch {
 	case !p.active():
-		a.nodes.onLate(p, r, err)
+		a.nodes().onLate(p, r, err)
 	case errors.Is(err, lockerr.ErrNotLock):
 		p.Tombstone = false
 		return nil, p.fail(err)
@@ -229,7 +229,7 @@ func (p *part) acquired(sent clock.Instant, r script.Reply, err error) (next *pa
 		if r.Status == script.Granted {
 			p.grant(sent, uint64(r.Value))
 		}
-		a.nodes.onAcknowledged(p, sent)
+		a.nodes().onAcknowledged(p, sent)
 		p.Acknowledge(sent)
 		a.decide()
 		p.Node.Renewer.Renew(&p.Lease, p.granted && a.state == held, sent, r)
@@ -270,7 +270,7 @@ func (p *part) OnGranted(token uint64) {
 // grant notes that the node has granted p, in reply to a call that was sent at that instant.
 func (p *part) grant(sent clock.Instant, token uint64) {
 	if !p.granted {
-		p.acq.nodes.onGranted(p, sent)
+		p.acq.nodes().onGranted(p, sent)
 	}
 	p.granted, p.token = true, token
 }
@@ -307,9 +307,13 @@ func (p *part) leaveMailbox() {
 // OnRenewed implements [node.Owner].
 func (p *part) OnRenewed(sent clock.Instant, r script.Reply) {
 	a := p.acq
-	a.nodes.onAnswer(p, sent, r.Last, nil)
+	a.nodes().onAnswer(p, sent, r.Last, nil)
 	until := a.Until()
-	if p.renewed(r) && a.Config.Trace != nil {
+	if !p.renewed(r) {
+		return
+	}
+	a.owner.OnRenewed()
+	if a.Config.Trace != nil {
 		a.Config.Trace.Renewed(a.Keys.Name(), a.ID, until)
 	}
 }
@@ -331,16 +335,13 @@ func (p *part) renewed(r script.Reply) bool {
 		}
 	}
 	a.decide()
-	if a.state == held {
-		a.users.forgetTaken()
-	}
 	return was == held && r.Status == script.Granted
 }
 
 // OnRenewFailed implements [node.Owner].
 func (p *part) OnRenewFailed(sent clock.Instant, err error) {
 	a := p.acq
-	a.nodes.onAnswer(p, sent, 0, err)
+	a.nodes().onAnswer(p, sent, 0, err)
 	var n news
 	a.mu.Lock()
 	holds := a.state == held && p.in && p.active()
@@ -350,7 +351,7 @@ func (p *part) OnRenewFailed(sent clock.Instant, err error) {
 		n = p.fail(err)
 	default:
 		if a.state == pending && p.why == nil {
-			n = news{acquisition: a, what: "a renewal failed; the waiter keeps its place and tries again", err: a.nodes.onNode(p, err)}
+			n = news{acquisition: a, what: "a renewal failed; the waiter keeps its place and tries again", err: a.nodes().onNode(p, err)}
 		}
 		p.why = err
 	}
@@ -391,7 +392,7 @@ func (p *part) OnExpired(why error) {
 }
 
 // OnTimeout implements [node.Owner]: the node time-out of an acquire is over, or an acquire that was put off is due.
-func (p *part) OnTimeout() { p.acq.nodes.onTimeout(p) }
+func (p *part) OnTimeout() { p.acq.nodes().onTimeout(p) }
 
 // revoked ends the whole acquisition, or the wait for it: somebody has revoked p. Every node is released, that of p too: it may
 // have lost what was done there. The mutex is held.
@@ -422,7 +423,7 @@ func (p *part) fail(why error) news {
 	wasIn, counted := p.in, p.counts()
 	p.in, p.granted, p.why = false, false, why
 	switch {
-	case a.state == held && counted && (a.users.allOverdue() || !a.nodes.heldSince(from)):
+	case a.state == held && counted && (a.expiring || !a.nodes().heldSince(from)):
 		return a.lose(why)
 	case a.try && a.state == pending:
 		if wasIn { // a grant that was renewed first, and is lost: Redis has failed
@@ -445,7 +446,7 @@ func (p *part) fail(why error) news {
 	if p.failed > 0 || !wasIn && !isRetried(why) && !a.outlives {
 		return news{} // it has been logged, or is returned
 	}
-	n := news{acquisition: a, what: "the waiter joins the queue again", err: a.nodes.onNode(p, why)}
+	n := news{acquisition: a, what: "the waiter joins the queue again", err: a.nodes().onNode(p, why)}
 	if a.state == held {
 		n.what = "a node does not hold the lock any more; the other nodes do, and it is acquired again"
 	}
@@ -466,7 +467,7 @@ func (p *part) replace() *part {
 	i := p.index()
 	next := new(part).init(p.acq, i, p.NextID())
 	next.join = p.join
-	p.acq.parts[i] = next
+	p.acq.parts()[i] = next
 	return next
 }
 
@@ -474,7 +475,7 @@ func (p *part) replace() *part {
 func (p *part) acquireSoon() {
 	const minBackoff, maxBackoff = 10 * time.Millisecond, time.Second
 	switch {
-	case p.acq.nodes.down(p) != nil:
+	case p.acq.nodes().down(p) != nil:
 		p.acquireLater()
 	case p.failed > 1:
 		p.Node.Renewer.Wake(&p.Lease, clock.Now().Add(min(minBackoff<<(p.failed-1), maxBackoff)))

@@ -4,9 +4,11 @@ import (
 	"context"
 	"fmt"
 	"runtime"
+	"slices"
 
 	"github.com/redismutex/redismutex/internal/clock"
 	"github.com/redismutex/redismutex/internal/lockerr"
+	"github.com/redismutex/redismutex/internal/node"
 	"github.com/redismutex/redismutex/internal/quorum"
 	"github.com/redismutex/redismutex/internal/script"
 )
@@ -18,14 +20,14 @@ import (
 // Unless next is nil, that has not been sent, and its acquire goes in front on each node, in the same round trip: so the lock
 // is not handed on before next stands in the queue. Next has to be waited for with Wait.
 func (a *Acquisition) Release(ctx context.Context, next *Acquisition) error {
-	t, majority := a.nodes.release(ctx, next), quorum.Majority(len(a.parts))
+	t, majority := a.nodes().release(ctx, next), quorum.Majority(len(a.parts()))
 	switch {
 	case t.yes >= majority:
 		return nil
 	case t.yes+len(t.errs) < majority:
 		return fmt.Errorf("%w: %q: it was no longer held when it was unlocked", lockerr.ErrLockLost, a.Keys.Name())
 	}
-	return a.nodes.explainTally(ctx, t, "unlock", "have released it")
+	return a.nodes().explainTally(ctx, t, "unlock", "have released it")
 }
 
 // release releases p, behind the acquire of front unless that is nil. It goes on with that in the background if the node does
@@ -56,6 +58,29 @@ func (p *part) release(ctx context.Context, front *part) vote {
 	return p.releaseVote(r, nil)
 }
 
+// callBehind makes a call for p, behind the acquire of front unless that is nil.
+func (p *part) callBehind(ctx context.Context, front *part, c script.Command, place node.Place) (script.Reply, error) {
+	a := p.acq
+	if front != nil {
+		front.join = true
+		front.openMailbox() // what it misses until it listens, it looks for then
+	}
+	if front == nil || !front.begin() {
+		return p.Node.Call(ctx, a.Config.TTL, c, place)
+	}
+	sent := clock.Now()
+	onAcquired := func(r script.Reply, err error) { front.onAcquired(sent, r, err).start() }
+	return p.Node.CallBoth(ctx, a.Config.TTL, front.acquireCommand(false), onAcquired, c, place)
+}
+
+// partOn returns the part of a on a node, or nil if a is nil. Another mutex may name the same nodes in another order.
+func (a *Acquisition) partOn(n *node.Node) *part {
+	if a == nil {
+		return nil
+	}
+	return a.parts()[slices.Index(a.Config.Nodes, n)]
+}
+
 // releaseVote is the vote of a node that was asked to release p. A node with foreign data has released what it could, and
 // cannot confirm the rest.
 func (p *part) releaseVote(r script.Reply, err error) vote {
@@ -67,7 +92,7 @@ func (p *part) releaseVote(r script.Reply, err error) vote {
 
 // releaseInBackground releases a wherever it waits or holds, without waiting for answers. The mutex is held.
 func (a *Acquisition) releaseInBackground() {
-	for _, p := range a.parts {
+	for _, p := range a.parts() {
 		switch {
 		case p.asking: // it is released when that is answered, or has taken too long
 		case p.in:

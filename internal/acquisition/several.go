@@ -21,6 +21,7 @@ import (
 type severalNodes struct {
 	*Acquisition
 
+	parts  []*part // one for each node
 	origin Origin
 	rank   any       // its place in the queue of every node, a string, as scripts take it
 	floor  uint64    // its token must be no lower; 0 unless it asked a node late, see onAcknowledged
@@ -39,14 +40,14 @@ func newSeveralNodes(a *Acquisition, origin Origin) *severalNodes {
 	n := len(a.Config.Nodes)
 	s := &severalNodes{
 		Acquisition: a,
+		parts:       make([]*part, n),
 		rank:        script.Score(origin.Rank, a.Config.First(a.write)),
 		origin:      origin,
 		since:       slices.Repeat([]clock.Instant{clock.Always}, n),
 	}
-	a.parts = make([]*part, n)
 	number := node.NewNumber()
-	for i := range a.parts {
-		a.parts[i] = new(part).init(a, i, number)
+	for i := range s.parts {
+		s.parts[i] = new(part).init(a, i, number)
 	}
 	return s
 }
@@ -394,7 +395,7 @@ func (s *score) MarshalBinary() ([]byte, error) {
 	return []byte(s.String()), nil
 }
 
-func (s *score) String() string { return s.acq.nodes.score().(string) }
+func (s *score) String() string { return s.acq.nodes().score().(string) }
 
 // Release.
 

@@ -7,21 +7,12 @@ import (
 	"github.com/redismutex/redismutex/internal/script"
 )
 
-// A User is a lock that a request waits for.
-type User interface {
-	acquisition.User
-	// Granted tells under what the lock is granted, and whether the process has passed it on. It must take no mutex, and
-	// may be called again.
-	Granted(g *Grant, local bool)
-}
-
 // A waiter is a request that has not been served. The fields are guarded by the mutex of its queue, except those that are
 // set once. When it is over, the others do not change any more.
 type waiter struct {
 	config *acquisition.Config
 	keys   *script.Keys
-	user   User
-	grant  *Grant
+	lock   *Lock
 	spare  *turn // memory for the acquisition that it may need
 	origin acquisition.Origin
 	write  bool
@@ -35,13 +26,14 @@ type waiter struct {
 // errGivenUp is why a wait is over that its caller gave up.
 var errGivenUp = errors.New("given up")
 
-// turn returns memory for an acquisition.
-func (w *waiter) turn() *turn {
+// turn returns an acquisition that is still to be made for w.
+func (w *waiter) turn(q *queue, try bool) *turn {
 	t := w.spare
 	w.spare = nil
 	if t == nil {
 		t = new(turn)
 	}
+	t.init(q, w.config, w.keys, w.write, try, w.origin)
 	return t
 }
 

@@ -25,17 +25,17 @@
 //	T5   A turn ends after its time, when little trust is left, or with the last of its tokens (turn.lasts).
 //	T6   At most one acquisition waits in Redis, for the head, with the head's age (queue.choose).
 //	T7   An acquisition without users that may not serve the head is released at once; the head's acquire goes in front
-//	     (Grant.Unlock).
+//	     (Lock.Unlock).
 //	T8   When its turn is over, a read acquisition keeps its readers, and a write acquisition that has only readers is
 //	     downgraded (queue.endTurns, turn.wake).
 //	T9   A try is served if nobody waits, and fails without a call if it conflicts with a lock or a waiter of its queue;
 //	     else it asks Redis, and begins no turn (queue.try).
-//	T10  A token is the server's × 1024 + the number of the write lock under its acquisition (Grant.Token).
-//	T11  A loss ends all locks under an acquisition, and the queue goes on (Grant.Lost). The first error ends all waits
+//	T10  A token is the server's × 1024 + the number of the write lock under its acquisition (Lock.Token).
+//	T11  A loss ends all locks under an acquisition, and the queue goes on (turn.OnLost). The first error ends all waits
 //	     (queue.onAcquired), unless Redis has acknowledged something that stands for them (queue.choose). A hook or a
 //	     logger that panics ends the wait of its own goroutine only (queue.acquire).
 //	T12  An acquisition is renewed while one of its locks is not overdue. An overdue one ends the turn, and the head asks
-//	     Redis without waiting for its end (Grant.Overdue). A revoked acquisition ends all locks under it, as a loss does,
+//	     Redis without waiting for its end (Lock.Overdue). A revoked acquisition ends all locks under it, as a loss does,
 //	     or, if it waits, the wait of the head (queue.onAcquired).
 //
 // # Mutexes
@@ -150,21 +150,16 @@ func (q *queue) try(ctx context.Context, w *waiter) error {
 	if granted, err := q.tryLocally(w); granted || err != nil {
 		return err
 	}
-	t := w.turn()
-	t.init(q, w, true)
+	t := w.turn(q, true)
 	if err := t.acq.Acquire(ctx); err != nil {
 		return err
 	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.push(t)
-	t.ends = clock.Always
-	granted := q.grant(t, w)
+	err := q.grantAlone(t, w.lock, w.write)
 	q.goOn(q.update())
-	if !granted {
-		return acquisition.ErrRetry
-	}
-	return nil
+	return err
 }
 
 // tryLocally grants w a lock if a turn allows it and nobody waits. It refuses w, with an error, if a lock or a waiter of this
@@ -178,7 +173,7 @@ func (q *queue) tryLocally(w *waiter) (granted bool, err error) {
 		waiting = !q.first.empty()
 	}
 	if !waiting {
-		if t := q.turnFor(w, now); t != nil && q.grant(t, w) {
+		if t := q.turnFor(w, now); t != nil && q.grant(t, w.lock, w.write) {
 			return true, nil
 		}
 	}
@@ -192,7 +187,7 @@ func (q *queue) tryLocally(w *waiter) (granted bool, err error) {
 
 // conflicting returns an acquisition of this process whose locks exclude w, or nil.
 func (q *queue) conflicting(w *waiter, now clock.Instant) *turn {
-	excludes := func(t *turn) bool { return (t.users < 0 || w.write) && t.acq.Trusted(now) }
+	excludes := func(t *turn) bool { return (t.users < 0 || w.write) && t.acq.Until() > now }
 	for t := q.turns; t != nil; t = t.next {
 		if excludes(t) {
 			return t
@@ -270,7 +265,7 @@ func (q *queue) serve(now clock.Instant) {
 		if t == nil {
 			return
 		}
-		if q.grant(t, w) {
+		if q.grant(t, w.lock, w.write) {
 			q.end(w, nil)
 		}
 	}
@@ -286,16 +281,30 @@ func (q *queue) turnFor(w *waiter, now clock.Instant) *turn {
 	return nil
 }
 
-// grant grants w a lock under t. If t has ended, grant drops it and returns false.
-func (q *queue) grant(t *turn, w *waiter) bool {
-	*w.grant = Grant{turn: t, locks: 1, number: t.grants, write: w.write, wrote: w.write}
-	w.user.Granted(w.grant, t.ends != clock.Never && t.ends != clock.Always)
-	if t.acq.Join(w.user, nil, w.write) != nil {
+// grant grants l under t. If t has ended, grant drops it and returns false.
+func (q *queue) grant(t *turn, l *Lock, write bool) bool {
+	if t.acq.Use() != nil {
 		q.drop(t)
 		return false
 	}
-	t.grant(w.write)
+	g := l.grant
+	if g.turn == nil { // others of its owner may be looking at that of a strict one
+		g.turn = t
+	}
+	g.locks, g.number, g.write, g.wrote = 1, t.grants, write, write
+	l.since, l.local = clock.Now(), t.ends != clock.Never && t.ends != clock.Always
+	t.begin(g, l.since)
+	t.add(l, write)
 	return true
+}
+
+// grantAlone grants l under t, which was acquired for it alone: no turn begins.
+func (q *queue) grantAlone(t *turn, l *Lock, write bool) error {
+	t.ends = clock.Always
+	if !q.grant(t, l, write) {
+		return acquisition.ErrRetry
+	}
+	return nil
 }
 
 // push adds t to the acquisitions that are held.
@@ -366,8 +375,7 @@ func (q *queue) choose(now clock.Instant) *turn {
 			return nil
 		}
 	}
-	t := w.turn()
-	t.init(q, w, false)
+	t := w.turn(q, false)
 	t.acq.Share(q.acknowledged)
 	q.pending = t
 	return t
@@ -404,6 +412,17 @@ func (q *queue) onAcquired(t *turn, err error) {
 	q.goOn(q.update())
 }
 
+// onLost goes on without t, which was lost. Its locks count no more.
+func (q *queue) onLost(t *turn) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.drop(t)
+	if t.users != 0 {
+		q.leave(t.acq.Config, t.acq.Keys, max(t.users, 1))
+	}
+	q.goOn(q.update())
+}
+
 // onTurnOver is called when a turn may be over.
 func (q *queue) onTurnOver(t *turn) {
 	q.mu.Lock()
@@ -424,33 +443,36 @@ type name struct {
 	key  string
 }
 
-// enter returns the queue of a key, which has one request more, and memory for that one.
-func enter(c *acquisition.Config, keys *script.Keys) (q *queue, g *Grant, spare *turn) {
+// A memory has what a request needs that has a queue to itself, as most have.
+type memory struct {
+	queue queue
+	grant grant
+	turn  turn
+}
+
+// enter returns the queue of a key, which has one request more. If that is the first one, own is what it was made with.
+func enter(c *acquisition.Config, keys *script.Keys) (q *queue, own *memory) {
 	queues.Lock()
 	defer queues.Unlock()
 	n := name{c.Kind, keys.Name()}
-	if q = queues.m[n]; q != nil {
-		q.requests++
-		return q, new(Grant), nil
+	if q = queues.m[n]; q == nil {
+		if queues.m == nil {
+			queues.m = map[name]*queue{}
+		}
+		own = new(memory)
+		q = &own.queue
+		queues.m[n] = q
 	}
-	first := new(struct {
-		queue
-		Grant
-		turn
-	})
-	if queues.m == nil {
-		queues.m = map[name]*queue{}
-	}
-	queues.m[n] = &first.queue
-	first.requests = 1
-	return &first.queue, &first.Grant, &first.turn
+	q.requests++
+	return q, own
 }
 
-// leave notes that the queue of a key has one request less. A queue without requests is forgotten.
-func (q *queue) leave(c *acquisition.Config, keys *script.Keys) {
+// leave notes that the queue of a key has that many requests less. A queue without requests is forgotten. That of a strict
+// request was never noted.
+func (q *queue) leave(c *acquisition.Config, keys *script.Keys, requests int32) {
 	queues.Lock()
 	defer queues.Unlock()
-	q.requests--
+	q.requests -= requests
 	if q.requests == 0 {
 		delete(queues.m, name{c.Kind, keys.Name()})
 	}

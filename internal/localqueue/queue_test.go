@@ -1,6 +1,7 @@
 package localqueue
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -68,11 +69,12 @@ func TestGrantThatServesNobodyIsNotKept(t *testing.T) {
 		_, rc := redistest.Mini(t)
 		c, g := newConfig(firstCome, rc), &caller{write: true, result: make(chan error, 1)}
 		keys, _ := script.NewKeys("x")
-		q, grant, pending := enter(c, keys)
-		w := &waiter{config: c, keys: keys, user: g, grant: grant, write: true}
+		q, own := enter(c, keys)
+		pending := &own.turn
+		g.lock.user, g.lock.grant = g, &own.grant
+		w := &waiter{config: c, keys: keys, lock: &g.lock, spare: pending, write: true}
 		q.line(w).push(w)
-		pending.init(q, w, false)
-		q.pending = pending
+		q.pending = w.turn(q, false)
 		if err := pending.acq.Acquire(t.Context()); err != nil {
 			t.Fatal(err)
 		}
@@ -83,13 +85,13 @@ func TestGrantThatServesNobodyIsNotKept(t *testing.T) {
 		redistest.Elapse(ttl)
 		select {
 		case err := <-g.result:
-			if err != nil || g.grant.turn == pending {
+			if err != nil || g.lock.grant.turn == pending {
 				t.Errorf("%v: want the head served by another acquisition", err)
 			}
 		default:
 			t.Fatal("the head waits, want it served")
 		}
-		if err := g.grant.Unlock(t.Context(), g); err != nil {
+		if err := g.lock.Unlock(t.Context()); err != nil {
 			t.Error(err)
 		}
 	})
@@ -101,7 +103,7 @@ type lateUser struct {
 	tell chan struct{}
 }
 
-func (l *lateUser) Watch() (acquisition.User, bool) { return l, false }
+func (l *lateUser) Watch() (User, bool) { return l, false }
 
 func (l *lateUser) End(cause error) { <-l.tell; l.caller.End(cause) }
 
@@ -114,69 +116,52 @@ func TestLostAcquisitionServesNobody(t *testing.T) {
 		c := newConfig(firstCome, rc)
 		keys, _ := script.NewKeys("x")
 		writer, reader := &lateUser{tell: make(chan struct{})}, &caller{}
-		if err := Acquire(t.Context(), c, keys, true, false, writer); err != nil {
+		if err := writer.lock.Acquire(t.Context(), c, keys, true, false, writer); err != nil {
 			t.Fatal(err)
 		}
-		if err := writer.grant.Downgrade(t.Context(), writer); err != nil {
+		if err := writer.lock.Downgrade(t.Context()); err != nil {
 			t.Fatal(err)
 		}
 		rc.FlushAll(t.Context())
-		go writer.grant.Downgrade(context.Background(), writer) // once more: it learns of the loss
+		go writer.lock.Downgrade(context.Background()) // once more: it learns of the loss
 		synctest.Wait()
-		if err := Acquire(t.Context(), c, keys, false, false, reader); err != nil {
+		if err := reader.lock.Acquire(t.Context(), c, keys, false, false, reader); err != nil {
 			t.Fatal(err)
 		}
-		if reader.grant.turn == writer.grant.turn || reader.grant.Acquisition().Usable(reader) != nil {
+		if reader.lock.grant.turn == writer.lock.grant.turn || reader.lock.Usable() != nil {
 			t.Error("a reader is served under the acquisition that was lost")
 		}
 		close(writer.tell)
 		synctest.Wait()
-		if err := reader.grant.Unlock(t.Context(), reader); err != nil || Len() != 0 {
+		if err := reader.lock.Unlock(t.Context()); err != nil || Len() != 0 {
 			t.Errorf("%v, and %d queues are left", err, Len())
 		}
 	})
 }
 
-// A nosyUser looks when it is granted the lock.
-type nosyUser struct {
-	caller
-	look func(g *Grant)
-}
-
-func (n *nosyUser) Granted(g *Grant, local bool) { n.look(g); n.caller.Granted(g, local) }
-
-// passOn has holder, a writer, unlock within the turn while next waits for the lock. It returns what becomes of both.
-func passOn(t *testing.T, holder *caller, next *nosyUser) (served chan error, unlocked error) {
-	_, rc := redistest.Mini(t)
-	c := newConfig(firstCome, rc)
-	keys, _ := script.NewKeys("x")
-	served = make(chan error, 1)
-	if err := Acquire(t.Context(), c, keys, true, false, holder); err != nil {
-		t.Fatal(err)
-	}
-	go func() { served <- Acquire(t.Context(), c, keys, true, false, next) }()
-	synctest.Wait()
-	return served, holder.grant.Unlock(context.Background(), holder)
-}
-
-// T3: a writer has left the acquisition before the next one is granted it. So the next one is the only writer, and may
+// T3: a writer has left the acquisition when the next one is granted it. So the next one is the only writer, and may
 // downgrade at once.
 func TestHolderHasLeftBeforeTheNextIsGranted(t *testing.T) {
 	redistest.MiniLocks(t)
 	synctest.Test(t, func(t *testing.T) {
 		defer redistest.Elapse(10 * time.Minute)
-		var left error
-		holder, next := &caller{}, &nosyUser{}
-		next.look = func(g *Grant) { left = g.turn.acq.Usable(holder) }
-		served, err := passOn(t, holder, next)
-		if err := errors.Join(err, <-served); err != nil {
+		_, rc := redistest.Mini(t)
+		c := newConfig(firstCome, rc)
+		keys, _ := script.NewKeys("x")
+		holder, next, downgraded := &caller{}, &caller{}, make(chan error, 1)
+		if err := holder.lock.Acquire(t.Context(), c, keys, true, false, holder); err != nil {
 			t.Fatal(err)
 		}
-		if !errors.Is(left, lockerr.ErrUnlocked) {
-			t.Errorf("the holder was: %v, want it unlocked", left)
-		}
-		if err := errors.Join(next.grant.Downgrade(t.Context(), next), next.grant.Unlock(t.Context(), next)); err != nil {
+		go func() {
+			err := next.lock.Acquire(t.Context(), c, keys, true, false, next)
+			downgraded <- errors.Join(err, next.lock.Downgrade(t.Context()))
+		}()
+		synctest.Wait()
+		if err := errors.Join(holder.lock.Unlock(t.Context()), <-downgraded, next.lock.Unlock(t.Context())); err != nil {
 			t.Error(err)
+		}
+		if err := holder.lock.Unlock(t.Context()); !errors.Is(err, lockerr.ErrUnlocked) {
+			t.Errorf("a second unlock: %v", err)
 		}
 	})
 }
@@ -186,28 +171,34 @@ func TestLossDuringAnUnlockIsNotTheEndOfTheQueue(t *testing.T) {
 	redistest.MiniLocks(t)
 	synctest.Test(t, func(t *testing.T) {
 		defer redistest.Elapse(10 * time.Minute)
-		next := &nosyUser{}
-		once := false
-		next.look = func(g *Grant) {
-			if once {
-				return
-			}
-			once = true
-			until := reflect.ValueOf(&g.turn.acq).Elem().FieldByName("until").Addr().UnsafePointer()
-			(*atomic.Int64)(until).Store(int64(clock.Now()))
-			go g.turn.acq.Usable(next) // on another goroutine, as the timer of the renewer does
-			for g.turn.acq.Trusted(clock.Always) {
-				runtime.Gosched()
-			}
+		_, rc := redistest.Mini(t)
+		c := newConfig(firstCome, rc)
+		keys, _ := script.NewKeys("x")
+		holder, next, served := &caller{}, &caller{}, make(chan error, 1)
+		if err := holder.lock.Acquire(t.Context(), c, keys, true, false, holder); err != nil {
+			t.Fatal(err)
 		}
-		served, err := passOn(t, &caller{}, next)
-		if !errors.Is(err, lockerr.ErrLockLost) {
-			t.Errorf("the unlock returns %v, want it lost", err)
+		go func() { served <- next.lock.Acquire(t.Context(), c, keys, true, false, next) }()
+		synctest.Wait()
+
+		queues.Lock() // the unlock waits for it, when the holder has left and nobody else is served yet
+		unlocked := make(chan error, 1)
+		go func() { unlocked <- holder.lock.Unlock(context.Background()) }()
+		for stacks := make([]byte, 1<<16); !bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("(*queue).leave(")); {
+			runtime.Gosched()
+		}
+		acq := holder.lock.Acquisition()
+		until := reflect.ValueOf(acq).Elem().FieldByName("until").Addr().UnsafePointer()
+		(*atomic.Int64)(until).Store(int64(clock.Now()))
+		lost := acq.Usable()
+		queues.Unlock()
+		if err := <-unlocked; !errors.Is(err, lockerr.ErrLockLost) || !errors.Is(lost, lockerr.ErrLockLost) {
+			t.Errorf("the unlock returns %v, and before %v, want it lost", err, lost)
 		}
 		redistest.Elapse(ttl)
 		select {
 		case err := <-served:
-			if err := errors.Join(err, next.grant.Unlock(t.Context(), next)); err != nil {
+			if err := errors.Join(err, next.lock.Unlock(t.Context())); err != nil {
 				t.Error(err)
 			}
 		default:
@@ -215,6 +206,50 @@ func TestLossDuringAnUnlockIsNotTheEndOfTheQueue(t *testing.T) {
 		}
 		if Len() != 0 {
 			t.Errorf("%d queues are left", Len())
+		}
+	})
+}
+
+// Of locks that share a grant the last one releases it, in whatever order they are unlocked, and the others make no call.
+func TestLastOfNestedLocksReleases(t *testing.T) {
+	redistest.MiniLocks(t)
+	synctest.Test(t, func(t *testing.T) {
+		defer redistest.Elapse(10 * time.Minute)
+		_, rc := redistest.Mini(t)
+		var counter redistest.Counter
+		rc.AddHook(&counter)
+		c := newConfig(firstCome, rc)
+		keys, _ := script.NewKeys("x")
+		locks, first := make([]caller, 10), &caller{} // from which the server learns the scripts
+		if err := errors.Join(first.lock.Acquire(t.Context(), c, keys, true, false, first), first.lock.Unlock(t.Context())); err != nil {
+			t.Fatal(err)
+		}
+		if err := locks[0].lock.Acquire(t.Context(), c, keys, true, false, &locks[0]); err != nil {
+			t.Fatal(err)
+		}
+		for i := range locks[1:] {
+			outer, inner := &locks[i], &locks[i+1]
+			inner.lock = NestedIn(&outer.lock)
+			if err := inner.lock.Nest(&outer.lock, inner, i%2 == 0); err != nil {
+				t.Fatal(err)
+			}
+		}
+		synctest.Wait() // INFO has been answered, which the first grant asks for
+		before := counter.Commands()
+		unlocked := make(chan error)
+		for i := range locks {
+			go func() { unlocked <- locks[i].lock.Unlock(context.Background()) }()
+		}
+		for range locks {
+			if err := <-unlocked; err != nil {
+				t.Error(err)
+			}
+		}
+		if n := counter.Commands() - before; n != 1 {
+			t.Errorf("%d commands for %d unlocks, want 1", n, len(locks))
+		}
+		if err := locks[0].lock.Unlock(t.Context()); !errors.Is(err, lockerr.ErrUnlocked) {
+			t.Errorf("a second unlock: %v", err)
 		}
 	})
 }
@@ -230,13 +265,13 @@ func TestEventsLookAtTheReadersOfATurnOnly(t *testing.T) {
 		var readers []*caller
 		for range 100 {
 			r := &caller{}
-			if err := Acquire(t.Context(), c, keys, false, false, r); err != nil {
+			if err := r.lock.Acquire(t.Context(), c, keys, false, false, r); err != nil {
 				t.Fatal(err)
 			}
 			readers = append(readers, r)
 			redistest.Elapse(2 * length)
 		}
-		q, n := readers[0].grant.turn.queue, 0
+		q, n := readers[0].lock.grant.turn.queue, 0
 		for t := q.turns; t != nil; t = t.next {
 			n++
 		}
@@ -244,11 +279,11 @@ func TestEventsLookAtTheReadersOfATurnOnly(t *testing.T) {
 			t.Errorf("%d acquisitions are looked at and %d are put aside, of %d", n, len(q.spent), len(readers))
 		}
 		writer := &caller{}
-		if err := Acquire(t.Context(), c, keys, true, true, writer); !errors.Is(err, lockerr.ErrLock) {
+		if err := writer.lock.Acquire(t.Context(), c, keys, true, true, writer); !errors.Is(err, lockerr.ErrLock) {
 			t.Errorf("a try to write beside the readers: %v", err)
 		}
 		for _, r := range readers {
-			if err := r.grant.Unlock(t.Context(), r); err != nil {
+			if err := r.lock.Unlock(t.Context()); err != nil {
 				t.Error(err)
 			}
 		}
@@ -265,7 +300,7 @@ type caller struct {
 	write   bool
 	try     bool
 
-	grant  *Grant
+	lock   Lock
 	giveUp context.CancelFunc
 	result chan error
 	asked  bool  // its result is not in yet
@@ -275,11 +310,9 @@ type caller struct {
 	reads  bool // it was downgraded
 }
 
-func (c *caller) Self() any                           { return c }
-func (c *caller) End(cause error)                     { c.lost = cause; c.grant.Lost() }
-func (c *caller) Watch() (_ acquisition.User, _ bool) { return c, false }
-func (c *caller) Forget()                             {}
-func (c *caller) Granted(g *Grant, _ bool)            { c.grant = g }
+func (c *caller) End(cause error)     { c.lost = cause }
+func (c *caller) Watch() (User, bool) { return c, false }
+func (c *caller) Forget()             {}
 func (c *caller) String() string {
 	kind := map[bool]string{true: "w", false: "r"}[c.write]
 	if c.try {
@@ -356,7 +389,7 @@ func (g *game) arrive(try bool) {
 	g.callers = append(g.callers, c)
 	var ctx context.Context
 	ctx, c.giveUp = context.WithCancel(context.Background())
-	go func() { c.result <- Acquire(ctx, g.configs[c.process], g.keys, c.write, try, c) }()
+	go func() { c.result <- c.lock.Acquire(ctx, g.configs[c.process], g.keys, c.write, try, c) }()
 }
 
 // one draws one of the callers of which f is true.
@@ -371,9 +404,9 @@ func (g *game) one(what string, f func(*caller) bool) *caller {
 func (g *game) unlock(*rapid.T) { g.end(g.one("unlock", func(c *caller) bool { return c.held })) }
 
 func (g *game) end(c *caller) {
-	err := c.grant.Acquisition().Usable(c)
+	err := c.lock.Usable()
 	if err == nil {
-		err = c.grant.Unlock(context.Background(), c)
+		err = c.lock.Unlock(context.Background())
 	}
 	if c.held = false; (err != nil) != (c.lost != nil) || err != nil && !errors.Is(err, lockerr.ErrLockLost) {
 		g.Errorf("the unlock of %v returns %v, and it was lost: %v", c, err, c.lost)
@@ -396,7 +429,7 @@ func (g *game) lose(*rapid.T) {
 
 func (g *game) downgrade(*rapid.T) {
 	c := g.one("downgrade", func(c *caller) bool { return c.held && c.write && !c.reads })
-	if err := c.grant.Downgrade(context.Background(), c); err == nil {
+	if err := c.lock.Downgrade(context.Background()); err == nil {
 		c.reads = true
 	} else if c.lost == nil {
 		g.Errorf("%v: %v", c, err)
@@ -447,7 +480,7 @@ func (g *game) check(*rapid.T) {
 	}
 	for _, c := range granted {
 		if c.write {
-			if c.token = c.grant.Token(); c.token <= g.last {
+			if c.token = c.lock.Token(); c.token <= g.last {
 				g.Errorf("%v has token %d after %d", c, c.token, g.last) // T10
 			}
 			g.last = c.token
@@ -525,13 +558,13 @@ func (g *game) leave() {
 	}
 	synctest.Wait()
 	for _, c := range g.callers {
-		if c.held && c.grant.Acquisition().Usable(c) == nil {
-			_ = c.grant.Unlock(context.Background(), c)
+		if c.held && c.lock.Usable() == nil {
+			_ = c.lock.Unlock(context.Background())
 		} else if c.asked {
 			select {
 			case err := <-c.result:
-				if err == nil && c.grant.Acquisition().Usable(c) == nil {
-					_ = c.grant.Unlock(context.Background(), c)
+				if err == nil && c.lock.Usable() == nil {
+					_ = c.lock.Unlock(context.Background())
 				}
 			default:
 			}

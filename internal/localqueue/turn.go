@@ -5,6 +5,7 @@ import (
 
 	"github.com/redismutex/redismutex/internal/acquisition"
 	"github.com/redismutex/redismutex/internal/clock"
+	"github.com/redismutex/redismutex/internal/script"
 )
 
 // MaxGrants is how many write locks are granted under one acquisition at most: it has that many tokens.
@@ -14,19 +15,20 @@ const MaxGrants = 1024
 // it ends. The fields are guarded by the mutex of the queue, except those that are set once.
 type turn struct {
 	acq   acquisition.Acquisition
-	queue *queue // set once; nil: a request by itself, in strict order or of an owner
+	queue *queue // set once
 	next  *turn  // of those that may serve
+	locks *Lock  // one of those that are held under it, which are a ring; nil: none
 
 	ends   clock.Instant // Never: it has been granted, and has served nobody
-	users  int32         // how many locks for reading there are under it; -1: one for writing
-	grants int16         // how many locks for writing have been granted under it
+	users  int32         // how many grants for reading there are under it; -1: one for writing
+	grants int16         // how many grants for writing there have been under it
 	write  bool          // it may serve writers
 	woken  bool          // a timer will look whether the turn is over
 }
 
-func (t *turn) init(q *queue, w *waiter, try bool) {
-	t.queue, t.write = q, w.write
-	t.acq.Init(w.config, w.keys, w.write, try, w.origin)
+func (t *turn) init(q *queue, c *acquisition.Config, keys *script.Keys, write, try bool, origin acquisition.Origin) {
+	t.queue, t.write = q, write
+	t.acq.Init(c, keys, t, write, try, origin)
 }
 
 // serves reports whether w may be granted a lock under t: t is trusted, strong enough, in its turn, and has no users that
@@ -39,15 +41,24 @@ func (t *turn) serves(w *waiter, now clock.Instant) bool {
 	return t.ends == clock.Never || t.lasts(now)
 }
 
-// grant notes that a lock was granted under t. With the first one the turn begins.
-func (t *turn) grant(write bool) {
+// begin notes that there is one grant more under t. With the first one the turn begins.
+func (t *turn) begin(g *grant, now clock.Instant) {
 	if t.ends == clock.Never {
-		t.ends = clock.Now().Add(t.acq.Config.Turn)
+		t.ends = now.Add(t.acq.Config.Turn)
 	}
-	if write {
+	if g.write {
 		t.users, t.grants = -1, t.grants+1
 	} else {
 		t.users++
+	}
+}
+
+// end notes that there is one grant less.
+func (t *turn) end(g *grant) {
+	if g.write {
+		t.users = 0
+	} else {
+		t.users--
 	}
 }
 
@@ -64,4 +75,86 @@ func (t *turn) wake(now clock.Instant) {
 	t.woken = true
 	over := min(t.ends, t.acq.Until().Add(1-t.acq.Config.TTL/4))
 	time.AfterFunc(time.Duration(over-now), func() { t.queue.onTurnOver(t) })
+}
+
+// add adds l to the locks that are held under t.
+func (t *turn) add(l *Lock, write bool) {
+	l.write, l.prev, l.next = write, l, l
+	if first := t.locks; first != nil {
+		l.prev, l.next = first.prev, first
+		l.prev.next, l.next.prev = l, l
+	} else {
+		t.locks = l
+	}
+}
+
+// remove removes l from them.
+func (t *turn) remove(l *Lock) {
+	switch {
+	case l.next == l:
+		t.locks = nil
+	case t.locks == l:
+		t.locks = l.next
+	}
+	l.prev.next, l.next.prev = l.next, l.prev
+	l.prev, l.next = nil, nil
+	t.expireIfOverdue()
+}
+
+// each calls f for each lock that is held under t, until f returns false.
+func (t *turn) each(f func(*Lock) bool) {
+	for l := t.locks; l != nil && f(l); l = l.next {
+		if l.next == t.locks {
+			return
+		}
+	}
+}
+
+// writers returns how many locks for writing are held under t.
+func (t *turn) writers() (n int) {
+	t.each(func(l *Lock) bool {
+		if l.write {
+			n++
+		}
+		return true
+	})
+	return n
+}
+
+// expireIfOverdue stops the renewals of t if locks are held under it, and all of them are overdue.
+func (t *turn) expireIfOverdue() {
+	all := t.locks != nil
+	t.each(func(l *Lock) bool { all = l.overdue; return all })
+	if all {
+		t.acq.Expire()
+	}
+}
+
+// OnRenewed implements [acquisition.Owner]. It ends the locks that the garbage collector has taken. From the first renewal on
+// the references are weak: a lock that is unlocked earlier, as most are, costs nothing for that.
+func (t *turn) OnRenewed() {
+	t.queue.mu.Lock()
+	defer t.queue.mu.Unlock()
+	t.each(func(l *Lock) bool {
+		weak, taken := l.user.Watch()
+		l.user = weak
+		if taken {
+			go weak.Forget()
+		}
+		return true
+	})
+}
+
+// OnLost implements [acquisition.Owner]: all locks under t end, and then the queue goes on. From now on none is granted or
+// unlocked under t. Each user is told even if the context of another one panics.
+func (t *turn) OnLost(why error) {
+	q := t.queue
+	var users []User
+	q.mu.Lock()
+	t.each(func(l *Lock) bool { users = append(users, l.user); return true })
+	q.mu.Unlock()
+	defer q.onLost(t)
+	for _, u := range users {
+		defer u.End(why)
+	}
 }

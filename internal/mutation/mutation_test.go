@@ -119,7 +119,7 @@ var mutants = []mutant{
 	{"half of the nodes are a quorum", "internal/quorum/quorum.go", "return n/2 + 1", "return max(1, n/2)", sim},
 	{"no waiter makes way for a lower rank", "internal/acquisition/part.go", "if r.Preceded && a.state == pending && !a.hasMajority() {", "if false {", scenario("TestSplitVotesAreResolvedByRank")},
 	{"a node that has not answered is asked again at once", "internal/acquisition/several.go", "		wentDown = s.markSilent(p, asked)\n", "", scenario("TestSilentNodeIsNotAskedAgainAtOnce")},
-	{"a majority with a gap counts", "internal/acquisition/part.go", "case a.state == held && counted && (a.users.allOverdue() || !a.nodes.heldSince(from)):",
+	{"a majority with a gap counts", "internal/acquisition/part.go", "case a.state == held && counted && (a.expiring || !a.nodes().heldSince(from)):",
 		"case a.state == held && counted && !a.hasMajority():", scenario("TestLockIsLostWhenAMajorityForgetsIt")},
 
 	// Foreign data.
@@ -143,14 +143,14 @@ var mutants = []mutant{
 	{"the error does not tell that Redis is full", "internal/lockerr/lockerr.go", "	case strings.Contains(text, \"OOM command not allowed\"):", "	case false:", onServers("TestLocksOutliveAFullRedis")},
 
 	// Nesting.
-	{"a context is canceled under the mutex", "internal/acquisition/acquisition.go", "	// A renewal whose reply was lost may have renewed it on the server.\n", "	a.users.end(why)\n", scenario("TestForeignCodeMayCallTheLibrary/contexts")},
+	{"a context is canceled under the mutex", "internal/acquisition/acquisition.go", "	// A renewal whose reply was lost may have renewed it on the server.\n", "	a.owner.OnLost(why)\n", scenario("TestForeignCodeMayCallTheLibrary/contexts")},
 	{"Held looks at the innermost lock alone", "reentry.go", "for l, ok := FromContext(ctx); ok; l, ok = FromContext(l.ctx) {", "for l, ok := FromContext(ctx); ok; ok = false {", scenario("TestHeldKnowsTheLocksOfAContext")},
 	{"Held trusts a lease that is over", "reentry.go", "		err := l.usable()\n		if err == nil {\n			return nil\n", "		err := context.Cause(l.ctx)\n		if err == nil {\n			return nil\n", scenario("TestHeldKnowsTheTimeBeforeTheTimers")},
 	{"waiters of another Redis are counted", "internal/localqueue/queue.go", "n.key == key && n.kind.Value().IsOn(mailbox)", "n.key == key", checker{"./redismutextest", "^TestWaitersOfAnotherRedisAreNotCounted$", nil}},
 	{"the method of a context is called under the mutex", "reentry.go", "	defer owners.Unlock()\n	name := ",
 		"	defer owners.Unlock()\n	outer, overdue = r.outer()\n	name := ", scenario("TestForeignCodeMayCallTheLibrary/contexts")},
 	{"the text of an error is read under the mutex", "internal/lockerr/lockerr.go", "c := caused{ErrRedis, readOnce(cause), 0}", "c := caused{ErrRedis, cause, 0}", scenario("TestErrorsOfTheClientMayCallTheLibrary")},
-	{"the first unlock releases the acquisition", "internal/acquisition/shared.go", "	case !a.users.none(), a.state == released:", "	case a.state == released:", sim},
+	{"the first unlock releases the acquisition", "internal/localqueue/lock.go", "	if g.locks > 0 {\n		return false, nil, nil\n	}\n", "", checker{"./internal/localqueue", "^TestLastOfNestedLocksReleases$", nil}},
 
 	{"a refused try names a waiter where a writer holds", "lua/lib/acquire.lua", "		return call('GET', HOLDER)\n", "		return string.sub(call('ZRANGE', INTENTS, '0', '0')[1] or '', 2)\n", model},
 	{"a try that is refused in its process names nobody", "internal/localqueue/queue.go", "		id = t.acq.CurrentID()\n", "", scenario("TestRefusedTryNamesWhoIsInTheWay")},
@@ -184,18 +184,18 @@ var mutants = []mutant{
 	// Turns.
 	{"requests with another TTL share a queue", "internal/acquisition/config.go", `strings.Join(names, " "), c.TTL, c.Drift`, `strings.Join(names, " "), 0, 0`, scenario("TestEqualRequestsShareAQueue")},
 	{"a newcomer overtakes", "internal/localqueue/queue.go", "	q.line(w).push(w)\n	mine := ",
-		"	if t := q.turnFor(w, clock.Now()); t != nil && q.grant(t, w) {\n		q.mu.Unlock()\n		return nil\n	}\n	q.line(w).push(w)\n	mine := ", scenario("TestNewcomerDoesNotOvertake")},
+		"	if t := q.turnFor(w, clock.Now()); t != nil && q.grant(t, w.lock, w.write) {\n		q.mu.Unlock()\n		return nil\n	}\n	q.line(w).push(w)\n	mine := ", scenario("TestNewcomerDoesNotOvertake")},
 	{"a turn without end", "internal/localqueue/turn.go", "now < t.ends && ", "", scenario("TestLockIsPassedOnForATurn")},
 	{"a turn goes on with little trust", "internal/localqueue/turn.go", " && t.acq.Until() >= now.Add(t.acq.Config.TTL/4)", "", scenario("TestTurnEndsWithLittleTrust")},
 	{"a turn has more locks than tokens", "internal/localqueue/turn.go", "t.grants < MaxGrants && ", "", scenario("TestTokensRiseOverTurns")},
 	{"the token's low bits are not advanced", "internal/localqueue/turn.go", "t.users, t.grants = -1, t.grants+1", "t.users = -1", scenario("TestTokensRiseOverTurns")},
 	{"a writer is served beside readers", "internal/localqueue/turn.go", "w.write && (!t.write || t.users > 0)", "w.write && !t.write", scenario("TestLocalLocksExcludeEachOtherInOrder")},
 	{"a reader is served beside a writer", "internal/localqueue/turn.go", "t.users < 0, ", "", scenario("TestLocalLocksExcludeEachOtherInOrder")},
-	{"a lost acquisition still serves", "internal/acquisition/acquisition.go", "	case a.state != held, outer", "	case a.state == pending, outer", checker{"./internal/localqueue", "^TestLostAcquisitionServesNobody$", nil}},
-	{"the age is forgotten", "internal/localqueue/turn.go", "w.write, try, w.origin)", "w.write, try, acquisition.Origin{})", scenario("TestAgeRestoresThePlace")},
+	{"a lost acquisition still serves", "internal/acquisition/acquisition.go", "	if a.state != held {\n		return ErrRetry", "	if a.state == pending {\n		return ErrRetry", checker{"./internal/localqueue", "^TestLostAcquisitionServesNobody$", nil}},
+	{"the age is forgotten", "internal/localqueue/line.go", "w.write, try, w.origin)", "w.write, try, acquisition.Origin{})", scenario("TestAgeRestoresThePlace")},
 	{"the waiter of a head that gave up stays", "internal/localqueue/queue.go", "if p != nil && (w == nil || w.write != p.write) {", "if false {", scenario("TestWaiterInRedisOutlivesItsHead")},
 	{"a process waits in Redis for what it holds", "internal/localqueue/queue.go", "			q.acknowledged = true\n			return nil\n", "			q.acknowledged = true\n			break\n", scenario("TestOneWaiterInRedisForAProcess")},
-	{"the release goes in front of the acquire", "internal/acquisition/shared.go", "	if front == nil || !front.begin() {\n", "	if front != nil {\n		defer func() { go front.acquire(context.Background()) }()\n	}\n	if true {\n", scenario("TestAgeRestoresThePlace")},
+	{"the release goes in front of the acquire", "internal/acquisition/release.go", "	if front == nil || !front.begin() {\n", "	if front != nil {\n		defer func() { go front.acquire(context.Background()) }()\n	}\n	if true {\n", scenario("TestAgeRestoresThePlace")},
 	{"a write acquisition with readers only is not downgraded", "internal/localqueue/queue.go", "				t.acq.BecomeReader()\n", "", scenario("TestWriteAcquisitionWithReadersIsDowngraded")},
 	{"nobody looks when a turn is over", "internal/localqueue/queue.go", "			t.wake(now)\n", "", scenario("TestWriteAcquisitionWithReadersIsDowngraded")},
 	{"an unused acquisition is kept", "internal/localqueue/queue.go", "		case t.users == 0:\n			q.drop(t)\n			t.acq.Withdraw()\n", "", checker{"./internal/localqueue", "^TestGrantThatServesNobodyIsNotKept$", nil}},
@@ -206,30 +206,30 @@ var mutants = []mutant{
 	{"a queue that Redis has acknowledged ends with an error", "internal/localqueue/queue.go", "	t.acq.Share(q.acknowledged)\n", "	t.acq.Share(false)\n", scenario("TestQueueOutlivesErrors")},
 	{"the head's panic stops the queue", "internal/localqueue/queue.go", "		if mine != nil {\n			q.onAcquired(mine, acquisition.ErrRetry)\n		}\n", "", scenario("TestQueueGoesOnAfterAPanic|TestOthersAreServedWhenTheHeadPanics")},
 	{"an acquire whose hook has panicked is not withdrawn", "internal/acquisition/acquisition.go", "		if !returned {\n			a.Withdraw()\n", "		if !returned && false {\n			a.Withdraw()\n", scenario("TestQueueGoesOnAfterAPanic")},
-	{"a loss during an unlock drops the next acquisition", "internal/localqueue/grant.go", "	case next != nil:\n		t.queue.goOn(next)\n", "	case next != nil && err == nil:\n		t.queue.goOn(next)\n", checker{"./internal/localqueue", "^TestLossDuringAnUnlockIsNotTheEndOfTheQueue$", nil}},
+	{"a loss during an unlock drops the next acquisition", "internal/localqueue/lock.go", "	case next != nil:\n		t.queue.goOn(next)\n", "	case next != nil && err == nil:\n		t.queue.goOn(next)\n", checker{"./internal/localqueue", "^TestLossDuringAnUnlockIsNotTheEndOfTheQueue$", nil}},
 
 	// The bound of WithMaxHold.
 	{"an overdue lock is renewed", "internal/acquisition/acquisition.go", "		p.Node.Renewer.Expire(&p.Lease)\n", "		_ = p\n", scenario("TestLockThatIsHeldForTooLongEnds")},
 	{"an overdue lock is renewed again when its last renewal is answered", "internal/node/renewer.go", "	if l.task == expire { // the call was under way\n		l.due, l.exact = clock.Never, true\n	}\n", "", scenario("TestRenewalUnderWayIsTheLastOne")},
-	{"a turn goes on after an overdue lock", "internal/localqueue/grant.go", "	t.ends = clock.Always\n	if", "	if", scenario("TestOverdueReaderEndsItsTurnAndNotTheOthers")},
-	{"an overdue reader ends the others", "internal/acquisition/users.go", "		if !u.overdue {\n			return false", "		if !u.overdue {\n			return true", scenario("TestOverdueReaderEndsItsTurnAndNotTheOthers")},
-	{"a node that has ended an overdue lock first is acquired again", "internal/acquisition/part.go", "(a.users.allOverdue() || !a.nodes.heldSince(from))", "!a.nodes.heldSince(from)", scenario("TestLockThatIsHeldForTooLongEnds")},
-	{"a nested lock counts from its own grant", "lock.go", "		l.since = outer.since\n", "		l.since = clock.Now()\n", scenario("TestNestedLocksCountFromTheOutermost")},
+	{"a turn goes on after an overdue lock", "internal/localqueue/lock.go", "	t.ends = clock.Always\n	if", "	if", scenario("TestOverdueReaderEndsItsTurnAndNotTheOthers")},
+	{"an overdue reader ends the others", "internal/localqueue/turn.go", "all = l.overdue; return all", "return all", scenario("TestOverdueReaderEndsItsTurnAndNotTheOthers")},
+	{"a node that has ended an overdue lock first is acquired again", "internal/acquisition/part.go", "(a.expiring || !a.nodes().heldSince(from))", "!a.nodes().heldSince(from)", scenario("TestLockThatIsHeldForTooLongEnds")},
+	{"a nested lock counts from its own grant", "internal/localqueue/lock.go", "l.user, l.since = u, outer.since", "l.user, l.since = u, clock.Now()", scenario("TestNestedLocksCountFromTheOutermost")},
 	{"a holder that is downgraded again and again does not listen", "internal/node/renewer.go", "		rn.node.Mailbox.StayOpen(l.terms().TTL)\n", "", scenario("TestHolderListensAfterDowngrades")},
 	{"a wait that has run out tries on behind its own process", "internal/node/name.go", " && !n.Renewer.keeps(number)", " && number > 0", scenario("TestWaitBehindTheOwnProcessEndsInTime")},
-	{"a call waits for the overdue lock that it is nested in", "internal/acquisition/acquisition.go", "	case a.users.isOverdue(u):\n		return fmt", "	case a.users.isOverdue(u):\n		return ErrRetry\n		return fmt", scenario("TestNothingWaitsForTheOverdueLockItIsNestedIn")},
+	{"a call waits for the overdue lock that it is nested in", "internal/localqueue/lock.go", "	case l.overdue:\n		return fmt", "	case l.overdue:\n		return acquisition.ErrRetry\n		return fmt", scenario("TestNothingWaitsForTheOverdueLockItIsNestedIn")},
 	{"another unlock takes from the owner what it has locked since", "reentry.go", "len(o.locks) == 0 && owners.m[o.name] == o", "len(o.locks) == 0", scenario("TestSecondUnlockForgetsNoLaterLockOfTheOwner")},
 	{"an owner waits for its own overdue lock", "reentry.go", "	if outer == nil && overdue != nil {", "	if false {", scenario("TestNothingWaitsForTheOverdueLockItIsNestedIn")},
 	{"an overdue lock is its owner's no more", "reentry.go", "		if cause != ErrMaxHold {\n			defer", "		if true {\n			defer", scenario("TestNothingWaitsForTheOverdueLockItIsNestedIn")},
 	{"a lock that is unlocked is kept until its time would be over", "maxhold.go", "		b.timer.Stop()\n", "", scenario("TestUnlockedLockIsNotKept")},
-	{"a holder leaves after the next one is granted", "internal/localqueue/grant.go", "	if err := t.acq.Remove(u); err != nil { //", "	if g.locks == 1 {\n		g.end()\n		q.serve(clock.Now())\n	}\n	if err := t.acq.Remove(u); err != nil { //", checker{"./internal/localqueue", "^TestHolderHasLeftBeforeTheNextIsGranted$", nil}},
-	{"a release goes behind the acquire for another node", "internal/acquisition/shared.go", "a.parts[slices.Index(a.Config.Nodes, n)]", "a.parts[len(a.parts)-1-slices.Index(a.Config.Nodes, n)]", scenario("TestQueueIsSharedWhateverTheOrderOfTheNodes")},
+	{"a lock that is unlocked is still counted", "internal/localqueue/lock.go", "	t.remove(l)\n", "", checker{"./internal/localqueue", "^TestHolderHasLeftBeforeTheNextIsGranted$", nil}},
+	{"a release goes behind the acquire for another node", "internal/acquisition/release.go", "a.parts()[slices.Index(a.Config.Nodes, n)]", "a.parts()[len(a.parts())-1-slices.Index(a.Config.Nodes, n)]", scenario("TestQueueIsSharedWhateverTheOrderOfTheNodes")},
 	{"a holder's acknowledgement is the waiters'", "internal/localqueue/queue.go", "		q.acknowledged = false\n		return nil\n", "		return nil\n", scenario("TestFirstErrorIsReturnedWhileOthersHold")},
 	{"the acquire in front of a release has no source", "internal/node/call.go", "first.WithSource()", "first", scenario("TestAcquireGoesInFrontOfTheReleaseWithoutItsScript")},
 	{"every event looks at all readers", "internal/localqueue/queue.go", "	q.drop(t)\n	if q.spent == nil {", "	if q.spent == nil {", checker{"./internal/localqueue", "^TestEventsLookAtTheReadersOfATurnOnly$", nil}},
-	{"a read lock of a write acquisition admits a write lock", "internal/localqueue/grant.go", "	if write && !g.write && g.locks > 0 {", "	if false {", scenario("TestReaderOfAWriteAcquisitionCannotWrite")},
-	{"the head behind an overdue lock asks when that has ended", "internal/localqueue/grant.go", "		q.spend(t)\n", "", scenario("TestNobodyOvertakesTheHeadBehindAnOverdueLock")},
-	{"a reader that is overdue keeps a write acquisition", "internal/localqueue/grant.go", "	if t.users < 0 { // else endTurns does it", "	if true {", scenario("TestOverdueReaderOfAWriteAcquisitionLetsOthersRead")},
+	{"a read lock of a write acquisition admits a write lock", "internal/localqueue/lock.go", "	case write && !g.write:", "	case false:", scenario("TestReaderOfAWriteAcquisitionCannotWrite")},
+	{"the head behind an overdue lock asks when that has ended", "internal/localqueue/lock.go", "		q.spend(t)\n", "", scenario("TestNobodyOvertakesTheHeadBehindAnOverdueLock")},
+	{"a reader that is overdue keeps a write acquisition", "internal/localqueue/lock.go", "	if t.users < 0 { // else endTurns does it", "	if true {", scenario("TestOverdueReaderOfAWriteAcquisitionLetsOthersRead")},
 	{"a queue is not forgotten", "internal/localqueue/queue.go", "	if q.requests == 0 {\n", "	if false {\n", scenario("TestQueuesComeAndGo")},
 
 	// Renewals under overload.
@@ -242,10 +242,13 @@ var mutants = []mutant{
 	{"one sender puts off what others could renew", "internal/node/renewer.go", "ready > batch*rn.node.maxSenders()", "ready > batch", checker{"./internal/acquisition", "^TestStallLosesNothingThatSeveralSendersCanRenew$", nil}},
 
 	// The seams between the packages.
-	{"an answer that arrives for a part that was replaced counts", "internal/acquisition/part.go", "return p.acq.parts[p.index()] == p && (", "return (", scenario("TestForeignCodeMayCallTheLibrary")},
+	{"an answer that arrives for a part that was replaced counts", "internal/acquisition/part.go", "return p.acq.parts()[p.index()] == p && (", "return (", scenario("TestForeignCodeMayCallTheLibrary")},
 	{"a renewal that is answered \"gone\" is not reported", "internal/node/renewer.go", "return func() { l.owner.OnExpired(why) }", "return func() { _ = why }", sim},
 	{"a renewal that is answered is not reported", "internal/node/renewer.go", "return func() { l.owner.OnRenewed(sent, r) }", "return nil", sim},
-	{"a loss does not end the locks", "internal/acquisition/acquisition.go", "		n.acquisition.users.end(n.err)\n", "", sim},
+	{"a loss does not end the locks", "internal/acquisition/acquisition.go", "		n.acquisition.owner.OnLost(n.err)\n", "", sim},
+	{"a queue does not hear of a loss", "internal/localqueue/turn.go", "	defer q.onLost(t)\n", "", scenario("TestLossEndsAllAndTheQueueGoesOn")},
+	{"a lock that is in use is withdrawn", "internal/acquisition/acquisition.go", "a.state == held && !a.used {", "a.state == held {", checker{"./internal/acquisition", "^TestLockInUseIsNotWithdrawn$", nil}},
+	{"an owner is not told of a renewal", "internal/acquisition/part.go", "	a.owner.OnRenewed()\n", "", scenario("TestForgottenLockIsReleased")},
 	{"a command names its keys in another order", "internal/script/command.go", "\"evalsha\", s.digest, \"4\", p.Keys.holder, &p.Keys.intents, &p.Keys.leases, &p.Keys.token,", "\"evalsha\", s.digest, \"4\", p.Keys.holder, &p.Keys.leases, &p.Keys.intents, &p.Keys.token,", model},
 
 	// Crowds.
@@ -253,7 +256,7 @@ var mutants = []mutant{
 	{"a renewal takes foreign data for lost data", "internal/node/renewer.go", "			why = lockerr.Foreign(r.Data)\n", "			why = ErrGone\n", scenario("TestWaitersGetErrNotLockForForeignData")},
 
 	// Forgotten locks.
-	{"a forgotten lock is renewed for ever", "internal/acquisition/users.go", "		if taken {\n", "		if taken && false {\n", scenario("TestForgottenLockIsReleased")},
+	{"a forgotten lock is renewed for ever", "internal/localqueue/turn.go", "		if taken {\n", "		if taken && false {\n", scenario("TestForgottenLockIsReleased")},
 	{"a context that descends from a lock does not keep it", "lock.go", "return u, u.lock.Value() == nil }", "return u, true }", scenario("TestContextKeepsALock")},
 	{"a forgotten lock leaves its context open", "lock.go", "	u.cancel(ErrUnlocked)\n	switch err", "	switch err", scenario("TestForgottenLockEndsItsContext")},
 
@@ -264,7 +267,7 @@ var mutants = []mutant{
 	{"a function of a trace ends the others", "trace.go", "		if !returned { // a function has ended the goroutine\n", "		if !returned && false {\n", scenario("TestTraceGoesOnAfterAFunctionThatEndsItsGoroutine")},
 	{"what a trace misses is not counted", "trace.go", "		q.dropped++\n", "", scenario("TestTraceThatBlocksHarmsNoLock")},
 
-	{"a background acquire that a hook ends is not made again", "internal/acquisition/part.go", "			if !returned && len(p.acq.parts) == 1 {", "			if false && !returned {", scenario("TestHookThatEndsAnAcquireInTheBackgroundEndsNoWait")},
+	{"a background acquire that a hook ends is not made again", "internal/acquisition/part.go", "			if !returned && len(p.acq.parts()) == 1 {", "			if false && !returned {", scenario("TestHookThatEndsAnAcquireInTheBackgroundEndsNoWait")},
 	{"a downgrade that a hook ends has no vote", "internal/acquisition/downgrade.go", "			defer func() { votes <- v }()\n			v = p.downgrade(context.WithoutCancel(ctx), front)\n", "			v = p.downgrade(context.WithoutCancel(ctx), front)\n			votes <- v\n", scenario("TestHookThatEndsADowngradeEndsTheCall")},
 	{"a request that is not wanted any more is made", "internal/acquisition/several.go", "	if s.state != pending {\n", "	if false {\n", checker{"./internal/acquisition", "^TestSupersededRequestIsNotMade$", []string{"-timeout=20s"}}},
 
