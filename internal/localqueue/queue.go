@@ -178,7 +178,7 @@ func (q *queue) tryLocally(w *waiter) (granted bool, err error) {
 		}
 	}
 	excluded := waiting && (w.write || q.line(w) == &q.rest && (q.first.writes() || q.rest.writes()))
-	t := q.conflicting(w, now)
+	t := q.conflicting(w)
 	if t == nil && !excluded {
 		return false, nil
 	}
@@ -186,8 +186,8 @@ func (q *queue) tryLocally(w *waiter) (granted bool, err error) {
 }
 
 // conflicting returns an acquisition of this process whose locks exclude w, or nil.
-func (q *queue) conflicting(w *waiter, now clock.Instant) *turn {
-	excludes := func(t *turn) bool { return (t.users < 0 || w.write) && t.acq.Until() > now }
+func (q *queue) conflicting(w *waiter) *turn {
+	excludes := func(t *turn) bool { return (t.users < 0 || w.write) && t.acq.Usable() == nil }
 	for t := q.turns; t != nil; t = t.next {
 		if excludes(t) {
 			return t

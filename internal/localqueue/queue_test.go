@@ -107,7 +107,8 @@ func (l *lateUser) Watch() (User, bool) { return l, false }
 
 func (l *lateUser) End(cause error) { <-l.tell; l.caller.End(cause) }
 
-// T2, T11: nobody is served under an acquisition that was lost, though it is in its turn and its queue has not heard of it.
+// T2, T9, T11: nobody is served under an acquisition that was lost, though it is in its turn and its queue has not heard of
+// it. Nor is a try refused because of it.
 func TestLostAcquisitionServesNobody(t *testing.T) {
 	redistest.MiniLocks(t)
 	synctest.Test(t, func(t *testing.T) {
@@ -115,7 +116,7 @@ func TestLostAcquisitionServesNobody(t *testing.T) {
 		_, rc := redistest.Mini(t)
 		c := newConfig(firstCome, rc)
 		keys, _ := script.NewKeys("x")
-		writer, reader := &lateUser{tell: make(chan struct{})}, &caller{}
+		writer, reader, try := &lateUser{tell: make(chan struct{})}, &caller{}, &caller{}
 		if err := writer.lock.Acquire(t.Context(), c, keys, true, false, writer); err != nil {
 			t.Fatal(err)
 		}
@@ -125,6 +126,11 @@ func TestLostAcquisitionServesNobody(t *testing.T) {
 		rc.FlushAll(t.Context())
 		go writer.lock.Downgrade(context.Background()) // once more: it learns of the loss
 		synctest.Wait()
+		if err := try.lock.Acquire(t.Context(), c, keys, true, true, try); err != nil {
+			t.Errorf("a try to write: %v", err)
+		} else if err := try.lock.Unlock(t.Context()); err != nil {
+			t.Error(err)
+		}
 		if err := reader.lock.Acquire(t.Context(), c, keys, false, false, reader); err != nil {
 			t.Fatal(err)
 		}

@@ -200,6 +200,7 @@ var mutants = []mutant{
 	{"nobody looks when a turn is over", "internal/localqueue/queue.go", "			t.wake(now)\n", "", scenario("TestWriteAcquisitionWithReadersIsDowngraded")},
 	{"an unused acquisition is kept", "internal/localqueue/queue.go", "		case t.users == 0:\n			q.drop(t)\n			t.acq.Withdraw()\n", "", checker{"./internal/localqueue", "^TestGrantThatServesNobodyIsNotKept$", nil}},
 	{"a try is refused for a reader that is being acquired", "internal/localqueue/queue.go", "(w.write || q.line(w) == &q.rest && (q.first.writes() || q.rest.writes()))", "true", scenario("TestTryIsNotRefusedForAReaderThatIsBeingAcquired")},
+	{"a try is refused for a lock that was lost", "internal/localqueue/queue.go", "t.acq.Usable() == nil }", "true }", checker{"./internal/localqueue", "^TestLostAcquisitionServesNobody$", nil}},
 	{"a try overtakes those that wait", "internal/localqueue/queue.go", "	if !waiting {\n", "	if true {\n", scenario("TestTryIsServedLocallyOrFailsWithoutACall")},
 	{"a try begins a turn", "internal/localqueue/queue.go", "	t.ends = clock.Always\n", "	t.ends = clock.Never\n", scenario("TestTryIsServedLocallyOrFailsWithoutACall")},
 	{"an error ends one wait", "internal/localqueue/queue.go", "			q.end(w, err)\n		}\n	}\n	q.goOn(", "			q.end(w, err)\n			break\n		}\n	}\n	q.goOn(", scenario("TestFirstErrorEndsAllWaits")},
