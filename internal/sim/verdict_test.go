@@ -171,8 +171,8 @@ func (e *era) unaware(ops []history.Op, o *history.Op) (until int64) {
 				continue
 			}
 			end := at
-			if i+1 < len(looks) && l.until.Before(looks[i+1].at) {
-				end = int64(l.until.Sub(e.start)) // the lease ended before the next script ran
+			if i+1 < len(looks) { // until the next script ran, unless the lease ended before
+				end = min(int64(l.until.Sub(e.start)), int64(looks[i+1].at.Sub(e.start)))
 			}
 			for j, a := range e.attempts {
 				if a.by.name != late || a.key != l.key || a.write != l.write || e.processOf(l.id) != a.by {
