@@ -43,7 +43,7 @@ type core struct {
 	held   localqueue.Lock
 	cancel context.CancelCauseFunc
 	most   time.Duration      // how long it is held at most, counted from its grant; 0: there is no bound; set once
-	lock   weak.Pointer[Lock] // set, under the mutex of the queue, when the acquisition is renewed for the first time
+	lock   weak.Pointer[Lock] // set, under the mutex of the queue, at the first renewal after the grant
 }
 
 func (c *core) acquisition() *acquisition.Acquisition { return c.held.Acquisition() }
@@ -270,11 +270,10 @@ func (l *Lock) finish(err error) {
 type user Lock
 
 func (u *user) End(cause error) { u.cancel(cause) }
-func (u *user) Forget()         {}
 
-func (u *user) Watch() (weakly localqueue.User, taken bool) {
+func (u *user) Watch() (weakly localqueue.User, forget func()) {
 	u.lock = weak.Make((*Lock)(u))
-	return (*weakUser)(u.core), false
+	return (*weakUser)(u.core), nil
 }
 
 // A weakUser is a Lock as its queue knows it from the first renewal on. It is a type of its own because a Lock has the
@@ -283,10 +282,15 @@ type weakUser core
 
 func (u *weakUser) End(cause error) { u.cancel(cause) }
 
-func (u *weakUser) Watch() (weakly localqueue.User, taken bool) { return u, u.lock.Value() == nil }
+func (u *weakUser) Watch() (weakly localqueue.User, forget func()) {
+	if u.lock.Value() == nil {
+		forget = u.forget
+	}
+	return u, forget
+}
 
-// Forget implements [localqueue.User]: nobody can unlock the lock any more.
-func (u *weakUser) Forget() {
+// forget unlocks the lock, since nobody else can. It may be called again.
+func (u *weakUser) forget() {
 	acq := u.held.Acquisition()
 	if err := u.held.Usable(); err != nil && !errors.Is(err, ErrMaxHold) {
 		return

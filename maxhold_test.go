@@ -405,6 +405,29 @@ func TestUnlockedLockIsNotKept(t *testing.T) {
 	})
 }
 
+// A lock that was lost does not keep those that were lost with it.
+func TestLostLockKeepsNoOther(t *testing.T) {
+	noCollector(t)
+	inBubble(t, func(w *world) {
+		m := NewMutex(w.client(nil), "x")
+		l := w.lock(m, false)
+		kept := make([]weak.Pointer[core], 10)
+		for i := range kept {
+			kept[i] = weak.Make(w.lock(m, false).core)
+		}
+		endTrust(l)
+		w.matches(l.Err(), context.Canceled)
+		synctest.Wait()
+		runtime.GC()
+		for _, k := range kept {
+			if k.Value() != nil {
+				w.Fatal("something still refers to another one")
+			}
+		}
+		w.matches(l.UnlockContext(w.Context()), ErrLockLost)
+	})
+}
+
 // The error names what became of the lock beside what f returned.
 func TestDoReturnsThatTheLockWasOverdue(t *testing.T) {
 	inBubble(t, func(w *world) {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/redis/go-redis/v9"
+	"github.com/redismutex/redismutex/internal/localqueue"
 	"github.com/redismutex/redismutex/internal/redistest"
 )
 
@@ -96,6 +97,81 @@ func TestLossWithABrokenParentStopsNobody(t *testing.T) {
 		w.Redis.FlushAll()
 		w.unlock(w.within(2*DefaultTTL, next))
 	})
+}
+
+// A caller that finds a loss before the timers do tells the other locks of it: what their contexts do wrong reaches the caller.
+func TestPanicOfAnotherLockReachesTheCallerThatFindsTheLoss(t *testing.T) {
+	inBubble(t, func(w *world) {
+		m := NewMutex(w.client(nil), "x")
+		l := w.lock(m, false)
+		parent := moodyContext{context.WithoutCancel(w.Context()), new(atomic.Int32)}
+		ctx, cancel := context.WithCancel(parent)
+		defer cancel()
+		parent.mood.Store(0)
+		another, err := m.RLockContext(moodyContext{ctx, parent.mood})
+		if err != nil {
+			t.Fatal(err)
+		}
+		endTrust(l)
+		parent.mood.Store(1)
+		func() {
+			defer func() {
+				if why := recover(); why != "context" {
+					t.Errorf("recovered %v, want what the context of the other lock panicked with", why)
+				}
+			}()
+			_ = l.Err()
+		}()
+		parent.mood.Store(0)
+		w.matches(l.Err(), context.Canceled)
+		w.matches(another.Err(), context.Canceled)
+		w.unlock(w.lock(m, true))
+	})
+}
+
+// A context that panics in Done, once it is called for the nth time, after something else.
+type lateContext struct {
+	context.Context
+	calls *atomic.Int32
+	nth   int32
+	first func()
+}
+
+func (c lateContext) Done() <-chan struct{} {
+	if c.calls.Add(1) == c.nth {
+		c.first()
+		panic("context")
+	}
+	return c.Context.Done()
+}
+
+// T4: a lock that is granted to a call as its context panics is unlocked, and its queue is not forgotten before.
+func TestLockThatIsGrantedAsTheContextPanicsIsUnlocked(t *testing.T) {
+	for nth := int32(1); nth <= 3; nth++ {
+		inBubble(t, func(w *world) {
+			m := NewMutex(w.client(nil), "x")
+			held := w.lock(m, true)
+			ctx, cancel := context.WithCancel(w.Context())
+			defer cancel()
+			ended := make(chan any, 1)
+			go func() {
+				defer func() { ended <- recover() }()
+				_, _ = m.LockContext(lateContext{ctx, new(atomic.Int32), nth, held.Unlock})
+			}()
+			if why := <-ended; why != "context" {
+				t.Fatalf("recovered %v, want a panic", why)
+			}
+			synctest.Wait()
+			l, err := m.TryLockContext(w.Context())
+			if err != nil {
+				t.Fatalf("Done panicked in call %d: %v", nth, err)
+			}
+			w.unlock(l)
+			if n := localqueue.Len(); n != 0 {
+				t.Errorf("%d queues are left", n)
+			}
+		})
+	}
 }
 
 // A hookOnce ends the goroutine of the next command, once it is set. If it has an argument, that command has it.

@@ -115,15 +115,14 @@ type owner struct {
 
 type ownerName struct{ key, owner string }
 
-// owners are those that have a lock or wait for one. The mutex comes before that of an acquisition.
+// owners are those that have a lock or wait for one. The mutex comes before that of a queue.
 var owners struct {
 	sync.Mutex
 	m map[ownerName]*owner
 }
 
 // newOwnedLock is newLock for an owner: outer, and the overdue lock, may also be those of the owner. The lock is one of the
-// owner's from here on: if another call of the owner is granted first, that one supersedes it, since the owner would wait for
-// itself.
+// owner's from here on: if another call of the owner is granted first, it is withdrawn, since the owner would wait for itself.
 func (r request) newOwnedLock(outer *core, overdue error) (l *Lock, in *core, o *owner, err error) {
 	owners.Lock()
 	defer owners.Unlock()
@@ -155,7 +154,7 @@ func (r request) newOwnedLock(outer *core, overdue error) (l *Lock, in *core, o 
 	return l, outer, o, nil
 }
 
-// granted ends the other waits of o for the key that it has now with l: they would wait for l.
+// granted ends the other requests of o for the key that it has now with l: they would wait for l. They are made again, in l.
 func (o *owner) granted(l *Lock) {
 	if o == nil {
 		return

@@ -211,8 +211,8 @@ func (a *Acquisition) How() (rank int64, pushed bool) {
 func (a *Acquisition) Until() clock.Instant { return clock.Instant(a.until.Load()) }
 
 // Acquire asks the nodes for the lock and waits until it is granted, or will not be granted, or ctx ends. It returns
-// ErrRetry if the acquisition was superseded, or lost at once. If a hook or a logger panics, the request is
-// withdrawn.
+// ErrRetry if the acquisition was superseded, or lost before its owner has used it. If a hook or a logger
+// panics, the request is withdrawn.
 func (a *Acquisition) Acquire(ctx context.Context) error {
 	returned := false
 	defer func() {
@@ -292,20 +292,28 @@ func (a *Acquisition) Use() error {
 	return nil
 }
 
-// Usable returns nil, or an error that matches ErrLockLost, ErrRevoked or ErrMaxHold if a was lost. If the lease is over it is
-// lost from now on, although no timer may have fired; a renewal under way must not bring it back. The owner is told in the
-// background, since the caller may have a mutex.
-func (a *Acquisition) Usable() error {
+// Lost returns nil, or an error that matches ErrLockLost, ErrRevoked or ErrMaxHold if a was lost.
+func (a *Acquisition) Lost() error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.state == held && a.Until() <= clock.Now() {
-		n := a.lose(node.ErrExpired)
-		go n.tell()
-	}
 	if a.state == lost {
 		return fmt.Errorf("%w: %q", lockerr.KindOf(*a.cause), a.Keys.Name())
 	}
 	return nil
+}
+
+// Check makes a held lock whose lease is over a lost one, although no timer may have fired: a renewal under way must not bring
+// it back. Unless tell is nil, it has to be called, and tells the owner.
+func (a *Acquisition) Check() (tell func()) {
+	if a.Until() > clock.Now() {
+		return nil
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.state != held || a.Until() > clock.Now() {
+		return nil
+	}
+	return a.lose(node.ErrExpired).tell
 }
 
 // Close ends a held lock. Release has to follow, unless a was lost meanwhile, which is the error.

@@ -375,7 +375,7 @@ func TestLockInUseIsNotWithdrawn(t *testing.T) {
 		a.Withdraw()
 		unused.Withdraw()
 		redistest.Elapse(ttl)
-		if err := a.Usable(); err != nil || !m.Exists("x") {
+		if err := a.Lost(); err != nil || !m.Exists("x") {
 			t.Errorf("%v, and Redis knows of it: %v; want it held", err, m.Exists("x"))
 		}
 		if err := unused.Use(); err != ErrRetry || m.Exists("y") {

@@ -17,21 +17,19 @@ type Lock struct {
 	grant *grant
 	since clock.Instant // when its grant was granted; set once
 
-	prev, next *Lock // of those under its turn, which are a ring; nil: it is not held
-	write      bool
-	overdue    bool // it has been held for as long as it may
-	local      bool // it was passed on within a turn; set once
+	prev, next *Lock // of those under its turn, which are a ring; nil: it has not been granted, or it was unlocked
+	write      bool  // it was granted for writing, also after a downgrade
+	overdue    bool  // it has been held for as long as it may
+	local      bool  // it was passed on within a turn; set once
 }
 
 // A User is who a lock is granted to. At first it keeps the lock from the garbage collector, until [User.Watch] is called.
 type User interface {
 	// End tells that the lock was lost, and why. It is called under no mutex.
 	End(cause error)
-	// Watch returns a weak reference to the user, and whether the garbage collector has taken it. It is called under the
-	// mutex of the queue, and must take none.
-	Watch() (weak User, taken bool)
-	// Forget unlocks a lock whose user the garbage collector has taken. It may be called again.
-	Forget()
+	// Watch returns a weak reference to the user and, if the garbage collector has taken it, what unlocks the lock, under no
+	// mutex. It is called with each renewal, under the mutex of the queue, and must take none.
+	Watch() (weak User, forget func())
 }
 
 // A grant is a lock that was granted to one request, and those that are nested in it.
@@ -46,6 +44,7 @@ type grant struct {
 // Strict returns a lock that is still to be acquired, by itself: it stands in Redis, and in a queue of its own.
 func Strict(c *acquisition.Config, keys *script.Keys, write, try bool) Lock {
 	own := new(memory)
+	own.queue.alone = true
 	own.turn.init(&own.queue, c, keys, write, try, acquisition.Origin{})
 	own.grant.turn = &own.turn
 	return Lock{grant: &own.grant}
@@ -64,7 +63,7 @@ func (l *Lock) AcquireStrict(ctx context.Context, u User) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	l.user = u
-	return q.grantAlone(t, l, t.write)
+	return q.grantAlone(t, l)
 }
 
 // Acquire acquires l in the queue of its key for a user, and waits until it is granted, or will not be granted, or ctx ends.
@@ -80,19 +79,21 @@ func (l *Lock) Acquire(ctx context.Context, c *acquisition.Config, keys *script.
 	if c.Ranks != nil {
 		w.origin = acquisition.Origin{Asked: clock.Now(), Rank: c.Ranks.Next()}
 	}
-	granted := false
+	err := acquisition.ErrRetry // stays if a hook, a logger or a context panics
 	defer func() {
-		if !granted { // also if a hook, a logger or a context panics
+		switch {
+		case err == nil:
+		case w.over && w.err == nil: // it was granted meanwhile
+			go l.Unlock(context.Background())
+		default:
 			q.leave(c, keys, 1)
 		}
 	}()
-	var err error
 	if try {
 		err = q.try(ctx, w)
 	} else {
 		err = q.acquire(ctx, w)
 	}
-	granted = err == nil
 	return err
 }
 
@@ -125,6 +126,9 @@ func (l *Lock) Admits() error {
 }
 
 func (l *Lock) admits() error {
+	if tell := l.Acquisition().Check(); tell != nil {
+		go tell() // it calls foreign code, and the caller has a mutex
+	}
 	switch {
 	case l.ended() != nil:
 		return acquisition.ErrRetry
@@ -134,9 +138,13 @@ func (l *Lock) admits() error {
 	return nil
 }
 
-// Usable returns nil, or an error that matches ErrUnlocked, ErrLockLost, ErrRevoked or ErrMaxHold if l has ended.
+// Usable returns nil, or an error that matches ErrUnlocked, ErrLockLost, ErrRevoked or ErrMaxHold if l has ended. If the lease
+// is over, l is lost, although no timer may have fired.
 func (l *Lock) Usable() error {
 	q := l.grant.turn.queue
+	if tell := l.Acquisition().Check(); tell != nil {
+		tell()
+	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	return l.usable()
@@ -155,7 +163,7 @@ func (l *Lock) ended() error {
 	if l.next == nil {
 		return fmt.Errorf("%w: %q", lockerr.ErrUnlocked, l.Acquisition().Keys.Name())
 	}
-	return l.Acquisition().Usable()
+	return l.Acquisition().Lost()
 }
 
 // Acquisition returns the acquisition. The locks of one turn share it.
@@ -208,7 +216,8 @@ func (l *Lock) Unlock(ctx context.Context) error {
 	return err
 }
 
-// unlock returns whether the caller must release the acquisition, and which one it must make, also with an error.
+// unlock returns whether l was the last under its acquisition, which the caller must then release unless there is an error, and
+// the acquisition that it must make, also with an error.
 func (l *Lock) unlock() (last bool, next *turn, err error) {
 	g := l.grant
 	t, q := g.turn, g.turn.queue

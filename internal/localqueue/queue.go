@@ -16,7 +16,7 @@
 // # The rules
 //
 //	T1   Requests with equal nodes, key, TTL, order, drift, node time-out, longest hold and turn share a queue
-//	     (acquisition.Config.Init, enter).
+//	     (acquisition.Config.Init, enter). A strict request, and that of an owner, has one to itself (Strict).
 //	T2   A lock is granted under an acquisition that is held, trusted, strong enough and in its turn (turn.serves). The
 //	     head is served when its acquisition is granted, in any case.
 //	T3   Under one acquisition there is one writer, or readers, or nobody (turn.serves).
@@ -60,6 +60,7 @@ import (
 // A queue has the requests of this process for one key: waiters and holders.
 type queue struct {
 	requests int32 // how many it has; guarded by the mutex of queues
+	alone    bool  // it is that of one strict request, and none of queues; set once
 
 	mu           sync.Mutex
 	acknowledged bool  // since somebody waits, Redis has acknowledged something that stands for the waiters
@@ -135,7 +136,7 @@ func (q *queue) wait(ctx context.Context, w *waiter) error {
 	return w.err
 }
 
-// giveUp ends the wait of w, unless it is over. A lock that was granted a moment ago is returned.
+// giveUp ends the wait of w, unless it is over: it may have been granted the lock a moment ago.
 func (q *queue) giveUp(w *waiter) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -157,7 +158,7 @@ func (q *queue) try(ctx context.Context, w *waiter) error {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.push(t)
-	err := q.grantAlone(t, w.lock, w.write)
+	err := q.grantAlone(t, w.lock)
 	q.goOn(q.update())
 	return err
 }
@@ -178,7 +179,7 @@ func (q *queue) tryLocally(w *waiter) (granted bool, err error) {
 		}
 	}
 	excluded := waiting && (w.write || q.line(w) == &q.rest && (q.first.writes() || q.rest.writes()))
-	t := q.conflicting(w)
+	t := q.conflicting(w, now)
 	if t == nil && !excluded {
 		return false, nil
 	}
@@ -186,8 +187,8 @@ func (q *queue) tryLocally(w *waiter) (granted bool, err error) {
 }
 
 // conflicting returns an acquisition of this process whose locks exclude w, or nil.
-func (q *queue) conflicting(w *waiter) *turn {
-	excludes := func(t *turn) bool { return (t.users < 0 || w.write) && t.acq.Usable() == nil }
+func (q *queue) conflicting(w *waiter, now clock.Instant) *turn {
+	excludes := func(t *turn) bool { return (t.users < 0 || w.write) && t.acq.Until() > now && t.acq.Lost() == nil }
 	for t := q.turns; t != nil; t = t.next {
 		if excludes(t) {
 			return t
@@ -299,9 +300,9 @@ func (q *queue) grant(t *turn, l *Lock, write bool) bool {
 }
 
 // grantAlone grants l under t, which was acquired for it alone: no turn begins.
-func (q *queue) grantAlone(t *turn, l *Lock, write bool) error {
+func (q *queue) grantAlone(t *turn, l *Lock) error {
 	t.ends = clock.Always
-	if !q.grant(t, l, write) {
+	if !q.grant(t, l, t.write) {
 		return acquisition.ErrRetry
 	}
 	return nil
@@ -412,11 +413,12 @@ func (q *queue) onAcquired(t *turn, err error) {
 	q.goOn(q.update())
 }
 
-// onLost goes on without t, which was lost. Its locks count no more.
+// onLost goes on without t, which was lost. Its locks count no more, and do not keep each other from the garbage collector.
 func (q *queue) onLost(t *turn) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	q.drop(t)
+	t.scatter()
 	if t.users != 0 {
 		q.leave(t.acq.Config, t.acq.Keys, max(t.users, 1))
 	}
@@ -431,7 +433,7 @@ func (q *queue) onTurnOver(t *turn) {
 	q.goOn(q.update())
 }
 
-// Queues has the queue of every key that somebody of this process holds or waits for.
+// Queues has the queue of every key that somebody of this process holds or waits for, but those of strict requests.
 var queues struct {
 	sync.Mutex
 	m map[name]*queue
@@ -467,9 +469,11 @@ func enter(c *acquisition.Config, keys *script.Keys) (q *queue, own *memory) {
 	return q, own
 }
 
-// leave notes that the queue of a key has that many requests less. A queue without requests is forgotten. That of a strict
-// request was never noted.
+// leave notes that the queue of a key has that many requests less. A queue without requests is forgotten.
 func (q *queue) leave(c *acquisition.Config, keys *script.Keys, requests int32) {
+	if q.alone {
+		return
+	}
 	queues.Lock()
 	defer queues.Unlock()
 	q.requests -= requests

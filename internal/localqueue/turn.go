@@ -136,25 +136,36 @@ func (t *turn) OnRenewed() {
 	t.queue.mu.Lock()
 	defer t.queue.mu.Unlock()
 	t.each(func(l *Lock) bool {
-		weak, taken := l.user.Watch()
+		weak, forget := l.user.Watch()
 		l.user = weak
-		if taken {
-			go weak.Forget()
+		if forget != nil {
+			go forget()
 		}
 		return true
 	})
 }
 
 // OnLost implements [acquisition.Owner]: all locks under t end, and then the queue goes on. From now on none is granted or
-// unlocked under t. Each user is told even if the context of another one panics.
+// unlocked under t.
 func (t *turn) OnLost(why error) {
 	q := t.queue
 	var users []User
 	q.mu.Lock()
 	t.each(func(l *Lock) bool { users = append(users, l.user); return true })
 	q.mu.Unlock()
+	// All calls are deferred, so that each is made even if the context of a user panics; the last one first.
 	defer q.onLost(t)
 	for _, u := range users {
 		defer u.End(why)
 	}
+}
+
+// scatter makes each of the locks that were lost with t a ring of its own.
+func (t *turn) scatter() {
+	for l := t.locks; l != nil && l.user != nil; {
+		next := l.next
+		l.user, l.prev, l.next = nil, l, l
+		l = next
+	}
+	t.locks = nil
 }

@@ -200,7 +200,7 @@ var mutants = []mutant{
 	{"nobody looks when a turn is over", "internal/localqueue/queue.go", "			t.wake(now)\n", "", scenario("TestWriteAcquisitionWithReadersIsDowngraded")},
 	{"an unused acquisition is kept", "internal/localqueue/queue.go", "		case t.users == 0:\n			q.drop(t)\n			t.acq.Withdraw()\n", "", checker{"./internal/localqueue", "^TestGrantThatServesNobodyIsNotKept$", nil}},
 	{"a try is refused for a reader that is being acquired", "internal/localqueue/queue.go", "(w.write || q.line(w) == &q.rest && (q.first.writes() || q.rest.writes()))", "true", scenario("TestTryIsNotRefusedForAReaderThatIsBeingAcquired")},
-	{"a try is refused for a lock that was lost", "internal/localqueue/queue.go", "t.acq.Usable() == nil }", "true }", checker{"./internal/localqueue", "^TestLostAcquisitionServesNobody$", nil}},
+	{"a try is refused for a lock that was lost", "internal/localqueue/queue.go", "t.acq.Until() > now && t.acq.Lost() == nil }", "t.acq.Until() > now }", checker{"./internal/localqueue", "^TestLostAcquisitionServesNobody$", nil}},
 	{"a try overtakes those that wait", "internal/localqueue/queue.go", "	if !waiting {\n", "	if true {\n", scenario("TestTryIsServedLocallyOrFailsWithoutACall")},
 	{"a try begins a turn", "internal/localqueue/queue.go", "	t.ends = clock.Always\n", "	t.ends = clock.Never\n", scenario("TestTryIsServedLocallyOrFailsWithoutACall")},
 	{"an error ends one wait", "internal/localqueue/queue.go", "			q.end(w, err)\n		}\n	}\n	q.goOn(", "			q.end(w, err)\n			break\n		}\n	}\n	q.goOn(", scenario("TestFirstErrorEndsAllWaits")},
@@ -248,6 +248,9 @@ var mutants = []mutant{
 	{"a renewal that is answered is not reported", "internal/node/renewer.go", "return func() { l.owner.OnRenewed(sent, r) }", "return nil", sim},
 	{"a loss does not end the locks", "internal/acquisition/acquisition.go", "		n.acquisition.owner.OnLost(n.err)\n", "", sim},
 	{"a queue does not hear of a loss", "internal/localqueue/turn.go", "	defer q.onLost(t)\n", "", scenario("TestLossEndsAllAndTheQueueGoesOn")},
+	{"a lock that was lost keeps the others", "internal/localqueue/queue.go", "	t.scatter()\n", "", scenario("TestLostLockKeepsNoOther")},
+	{"a lock that is granted to a call that panics is kept", "internal/localqueue/lock.go", "			go l.Unlock(context.Background())\n", "", scenario("TestLockThatIsGrantedAsTheContextPanicsIsUnlocked")},
+	{"a caller that finds a loss does not tell it", "internal/localqueue/lock.go", "		tell()\n	}\n	q.mu.Lock()", "		go tell()\n	}\n	q.mu.Lock()", scenario("TestPanicOfAnotherLockReachesTheCallerThatFindsTheLoss")},
 	{"a lock that is in use is withdrawn", "internal/acquisition/acquisition.go", "a.state == held && !a.used {", "a.state == held {", checker{"./internal/acquisition", "^TestLockInUseIsNotWithdrawn$", nil}},
 	{"an owner is not told of a renewal", "internal/acquisition/part.go", "	a.owner.OnRenewed()\n", "", scenario("TestForgottenLockIsReleased")},
 	{"a command names its keys in another order", "internal/script/command.go", "\"evalsha\", s.digest, \"4\", p.Keys.holder, &p.Keys.intents, &p.Keys.leases, &p.Keys.token,", "\"evalsha\", s.digest, \"4\", p.Keys.holder, &p.Keys.leases, &p.Keys.intents, &p.Keys.token,", model},
@@ -257,8 +260,8 @@ var mutants = []mutant{
 	{"a renewal takes foreign data for lost data", "internal/node/renewer.go", "			why = lockerr.Foreign(r.Data)\n", "			why = ErrGone\n", scenario("TestWaitersGetErrNotLockForForeignData")},
 
 	// Forgotten locks.
-	{"a forgotten lock is renewed for ever", "internal/localqueue/turn.go", "		if taken {\n", "		if taken && false {\n", scenario("TestForgottenLockIsReleased")},
-	{"a context that descends from a lock does not keep it", "lock.go", "return u, u.lock.Value() == nil }", "return u, true }", scenario("TestContextKeepsALock")},
+	{"a forgotten lock is renewed for ever", "internal/localqueue/turn.go", "		if forget != nil {\n", "		if false {\n", scenario("TestForgottenLockIsReleased")},
+	{"a context that descends from a lock does not keep it", "lock.go", "	if u.lock.Value() == nil {\n		forget =", "	if true {\n		forget =", scenario("TestContextKeepsALock")},
 	{"a forgotten lock leaves its context open", "lock.go", "	u.cancel(ErrUnlocked)\n	switch err", "	switch err", scenario("TestForgottenLockEndsItsContext")},
 
 	// The trace.

@@ -74,6 +74,9 @@ func TestForeignDataIsLeftAloneByEveryVerb(t *testing.T) {
 		if strings.HasSuffix(s.Name(), "miniredis") {
 			rare = 32 // it takes ten times as long
 		}
+		if testing.Short() {
+			rare *= 4
+		}
 		names := []string{"holder", "intents", "leases", "token"}
 		keys := []string{s.keys.Name(), s.keys.Intents(), s.keys.Leases(), s.keys.Token()}
 		check := func(i, nth int, d datum) {
