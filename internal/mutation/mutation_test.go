@@ -355,7 +355,7 @@ func (m mutant) check(t *testing.T, root string) (out string, failed bool) {
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 	defer cancel()
-	args := []string{"test", m.by.pkg, "-count=1", "-timeout=2m", "-failfast", "-overlay=" + overlay, "-run=" + m.by.test}
+	args := []string{"test", m.by.pkg, "-count=1", "-vet=off", "-timeout=2m", "-failfast", "-overlay=" + overlay, "-run=" + m.by.test}
 	cmd := exec.CommandContext(ctx, "go", append(args, m.by.flags...)...)
 	cmd.Dir = root
 	text, err := cmd.CombinedOutput()
