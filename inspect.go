@@ -158,10 +158,7 @@ func (r request) explainErrors(call string, errs []error) error {
 		default:
 			failed++
 		}
-		if len(errs) > 1 {
-			err = fmt.Errorf("%s: %w", r.m.config.NodeName(i), err)
-		}
-		all = append(all, err)
+		all = append(all, r.m.config.OnNode(i, err))
 	}
 	n := len(errs)
 	switch {

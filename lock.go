@@ -63,10 +63,10 @@ func (l *Lock) open(r request, outer *core, o *owner) error {
 		l.cancel = r.call.ending(l.cancel)
 		until = context.WithValue(until, callKey{}, r.call)
 	}
-	var bound *bound
+	var b *bound
 	if l.most = longestHold(r.m.config.MaxHold, outer); l.most > 0 {
-		bound = newBound(l.core)
-		l.cancel = bound.stopping(l.cancel)
+		b = &bound{lock: l.core}
+		l.cancel = b.stopping(l.cancel)
 	}
 	err := acquisition.ErrRetry // stays if a hook, a logger or a context panics
 	defer func() {
@@ -83,7 +83,7 @@ func (l *Lock) open(r request, outer *core, o *owner) error {
 		err = l.held.Acquire(until, &r.m.config, r.keys, r.write, r.try, u)
 	}
 	if err == nil {
-		bound.start()
+		b.start()
 		o.granted(l)
 	}
 	return err
@@ -250,12 +250,6 @@ func (l *Lock) Downgrade(ctx context.Context) error {
 // then, even if the goroutine that ended the lock has not canceled it yet.
 func (l *Lock) usable() error {
 	err := l.held.Usable()
-	l.finish(err)
-	return err
-}
-
-// finish ends the lock's context if err says that the lock has ended.
-func (l *Lock) finish(err error) {
 	switch {
 	case errors.Is(err, ErrUnlocked):
 		l.cancel(ErrUnlocked)
@@ -264,6 +258,7 @@ func (l *Lock) finish(err error) {
 	case errors.Is(err, ErrLockLost), errors.Is(err, ErrRevoked):
 		l.cancel(l.acquisition().Cause())
 	}
+	return err
 }
 
 // A user is a Lock as its queue knows it at first: see [localqueue.User].
@@ -295,8 +290,7 @@ func (u *weakUser) forget() {
 	if err := u.held.Usable(); err != nil && !errors.Is(err, ErrMaxHold) {
 		return
 	}
-	since, _ := u.held.Since()
-	why := fmt.Errorf("nothing refers to it any more, and it was not unlocked in %v", time.Duration(clock.Now()-since).Round(time.Millisecond))
+	why := fmt.Errorf("nothing refers to it any more, and it was not unlocked in %v", time.Duration(clock.Now()-u.held.Since()).Round(time.Millisecond))
 	u.cancel(ErrUnlocked)
 	switch err := u.held.Unlock(context.Background()); {
 	case errors.Is(err, ErrUnlocked): // by another call

@@ -30,8 +30,6 @@ type bound struct {
 	over  bool        // the lock has ended
 }
 
-func newBound(c *core) *bound { return &bound{lock: c} }
-
 // start starts the bound of a lock that was granted, unless that has ended already. B may be nil.
 func (b *bound) start() {
 	if b == nil {
@@ -40,8 +38,7 @@ func (b *bound) start() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if !b.over {
-		since, _ := b.lock.held.Since()
-		b.timer = time.AfterFunc(b.lock.most-time.Duration(clock.Now()-since), b.end)
+		b.timer = time.AfterFunc(b.lock.most-time.Duration(clock.Now()-b.lock.held.Since()), b.end)
 	}
 }
 

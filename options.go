@@ -7,7 +7,6 @@ import (
 	"time"
 
 	"github.com/redismutex/redismutex/internal/acquisition"
-	"github.com/redismutex/redismutex/internal/logger"
 	"github.com/redismutex/redismutex/internal/script"
 )
 
@@ -37,7 +36,7 @@ func WithTTL(ttl time.Duration) MutexOption {
 		if ttl < MinTTL || ttl > MaxTTL {
 			return fmt.Errorf("%w: TTL %v, want %v to %v", ErrInvalid, ttl, MinTTL, MaxTTL)
 		}
-		m.settings.ttl = ttl.Truncate(time.Millisecond)
+		m.config.TTL = ttl.Truncate(time.Millisecond)
 		return nil
 	}
 }
@@ -45,13 +44,13 @@ func WithTTL(ttl time.Duration) MutexOption {
 // WithLockIntent lets this mutex's writers go before all waiting readers, and before writers of mutexes without it. The
 // default is first come, first served. A steady stream of such writers starves the readers.
 func WithLockIntent() MutexOption {
-	return func(m *RWMutex) error { return m.settings.setOrder(writersFirst) }
+	return func(m *RWMutex) error { return m.setOrder(acquisition.WritersFirst) }
 }
 
 // WithReaderPriority lets this mutex's readers go before all waiting writers. The default is first come, first served. A
 // steady stream of such readers starves the writers.
 func WithReaderPriority() MutexOption {
-	return func(m *RWMutex) error { return m.settings.setOrder(readersFirst) }
+	return func(m *RWMutex) error { return m.setOrder(acquisition.ReadersFirst) }
 }
 
 // WithLogger sets the logger of this mutex, in place of the package's (see [SetLog]).
@@ -60,7 +59,7 @@ func WithLogger(l *slog.Logger) MutexOption {
 		if l == nil {
 			return fmt.Errorf("%w: nil logger", ErrInvalid)
 		}
-		m.settings.logger = l
+		m.config.Log.Own = l
 		return nil
 	}
 }
@@ -73,7 +72,7 @@ func WithDriftFactor(factor float64) MutexOption {
 		if !(factor >= 0 && factor <= maxFactor) {
 			return fmt.Errorf("%w: drift factor %v, want 0 to %v", ErrInvalid, factor, maxFactor)
 		}
-		m.settings.drift = &factor
+		m.drift = &factor
 		return nil
 	}
 }
@@ -89,7 +88,7 @@ func WithTimeoutFactor(factor float64) MutexOption {
 		if !(factor > 0 && factor <= maxFactor) {
 			return fmt.Errorf("%w: timeout factor %v, want more than 0 and at most %v", ErrInvalid, factor, maxFactor)
 		}
-		m.settings.timeout = &factor
+		m.timeout = &factor
 		return nil
 	}
 }
@@ -104,7 +103,7 @@ func WithTurn(d time.Duration) MutexOption {
 		if d < 0 {
 			return fmt.Errorf("%w: turn %v, want 0 or more", ErrInvalid, d)
 		}
-		m.settings.turn = d
+		m.config.Turn = d
 		return nil
 	}
 }
@@ -120,34 +119,16 @@ func WithMaxHold(d time.Duration) MutexOption {
 		if d <= 0 {
 			return fmt.Errorf("%w: longest hold %v, want more than 0", ErrInvalid, d)
 		}
-		m.settings.maxHold = d
+		m.config.MaxHold = d
 		return nil
 	}
 }
 
-// settings are what the options of a mutex have set.
-type settings struct {
-	ttl, turn      time.Duration
-	maxHold        time.Duration // 0: no bound
-	order          order
-	logger         *slog.Logger
-	drift, timeout *float64 // factors of the TTL; nil: the default
-}
-
-// An order decides which waiter is next.
-type order int
-
-const (
-	firstCome order = iota
-	writersFirst
-	readersFirst
-)
-
-func (s *settings) setOrder(o order) error {
-	if s.order != firstCome && s.order != o {
+func (m *RWMutex) setOrder(o acquisition.Order) error {
+	if m.config.Order != acquisition.FirstCome && m.config.Order != o {
 		return fmt.Errorf("%w: WithLockIntent and WithReaderPriority exclude each other", ErrInvalid)
 	}
-	s.order = o
+	m.config.Order = o
 	return nil
 }
 
@@ -161,32 +142,31 @@ const (
 	maxNodeTimeout = time.Second // by default
 )
 
-// configure sets in c what the settings come to with n nodes.
-func (s *settings) configure(c *acquisition.Config, n int) error {
-	c.Log = logger.Logger{Own: s.logger}
-	part := func(factor float64) time.Duration { return time.Duration(factor * float64(s.ttl)) }
-	if s.turn > s.ttl/4 {
-		return fmt.Errorf("%w: turn %v, want at most a quarter of the TTL of %v", ErrInvalid, s.turn, s.ttl)
+// configure completes the config of a mutex with n nodes, when all options have been applied.
+func (m *RWMutex) configure(n int) error {
+	c := &m.config
+	part := func(factor float64) time.Duration { return time.Duration(factor * float64(c.TTL)) }
+	if c.Turn > c.TTL/4 {
+		return fmt.Errorf("%w: turn %v, want at most a quarter of the TTL of %v", ErrInvalid, c.Turn, c.TTL)
 	}
-	c.TTL, c.Durations, c.Turn, c.MaxHold = s.ttl, script.NewDurations(s.ttl), s.turn, s.maxHold
+	c.Durations = script.NewDurations(c.TTL)
 	c.Drift = part(defaultDriftFactor)
-	if s.drift != nil {
-		c.Drift = part(*s.drift)
+	if m.drift != nil {
+		c.Drift = part(*m.drift)
 	}
 	c.Drift += minDrift
-	c.WritersFirst, c.ReadersFirst = s.order == writersFirst, s.order == readersFirst
 	if n <= 1 {
-		if s.timeout != nil {
+		if m.timeout != nil {
 			return fmt.Errorf("%w: WithTimeoutFactor is for several nodes", ErrInvalid)
 		}
 		return nil
 	}
 	c.Ranks = acquisition.Ranks
 	c.Timeout = min(part(defaultTimeoutFactor), maxNodeTimeout)
-	if s.timeout != nil {
-		c.Timeout = part(*s.timeout)
+	if m.timeout != nil {
+		c.Timeout = part(*m.timeout)
 	}
-	c.Timeout = max(c.Timeout, min(minNodeTimeout, s.ttl/4))
+	c.Timeout = max(c.Timeout, min(minNodeTimeout, c.TTL/4))
 	return nil
 }
 

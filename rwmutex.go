@@ -22,12 +22,12 @@ import (
 // It is made by [NewMutex] or [NewRedlock] and is safe for concurrent use. It holds no connection and no goroutine of its
 // own, needs no closing, and is cheap enough to be made for each use.
 type RWMutex struct {
-	name     string
-	keys     *script.Keys
-	settings settings
-	config   acquisition.Config // what the settings come to
-	trace    *Trace             // nil: nobody is told
-	err      error              // every call is refused with it
+	name           string
+	keys           *script.Keys
+	drift, timeout *float64 // factors of the TTL; nil: the default
+	config         acquisition.Config
+	trace          *Trace // nil: nobody is told
+	err            error  // every call is refused with it
 }
 
 // NewMutex makes a mutex of that name on rc, which may be any go-redis client: a [redis.Client], also for Sentinel, a
@@ -70,7 +70,8 @@ func NewRedlock(nodes []redis.Scripter, name string, opt ...MutexOption) *RWMute
 }
 
 func newMutex(nodes []redis.Scripter, name string, opt []MutexOption) *RWMutex {
-	m := &RWMutex{name: name, settings: settings{ttl: DefaultTTL, turn: DefaultTurn}}
+	m := &RWMutex{name: name}
+	m.config.TTL, m.config.Turn = DefaultTTL, DefaultTurn
 	m.keys, m.err = script.NewKeys(name)
 	for _, o := range opt {
 		if o == nil {
@@ -79,7 +80,7 @@ func newMutex(nodes []redis.Scripter, name string, opt []MutexOption) *RWMutex {
 		}
 		m.err = errors.Join(m.err, o(m))
 	}
-	m.err = errors.Join(m.err, m.settings.configure(&m.config, len(nodes)), checkClients(nodes))
+	m.err = errors.Join(m.err, m.configure(len(nodes)), checkClients(nodes))
 	if m.err == nil {
 		m.config.Nodes = make([]*node.Node, len(nodes))
 		for i, rc := range nodes {

@@ -292,14 +292,12 @@ func (c *tracedCall) onReturn(l *Lock, err error) {
 		tell(t, c.m, t.Failed, TraceFailed{c.TraceCall, time.Now(), err})
 		return
 	}
-	since, local := l.held.Since()
-	e := TraceGranted{TraceCall: c.TraceCall, Time: since.Time(), ID: l.ID(), Token: l.Token()}
-	var pushed bool
-	e.Rank, pushed = l.acquisition().How()
+	acq := l.acquisition()
+	e := TraceGranted{TraceCall: c.TraceCall, Time: l.held.Since().Time(), ID: l.ID(), Token: l.Token(), Rank: acq.Rank()}
 	switch {
-	case local:
+	case l.held.Local():
 		e.By = ByTurn
-	case pushed:
+	case acq.Pushed():
 		e.By = ByMessage
 	}
 	t.queue.mu.Lock()

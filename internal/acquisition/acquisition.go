@@ -106,9 +106,8 @@ type nodes interface {
 	// heldSince reports whether the lock has been held since then without a gap, by the nodes that count now.
 	heldSince(from clock.Instant) bool
 
-	// onAsk notes that p is about to ask its node, and onAnswer, which is called without the mutex, what came of a call
-	// for p that was sent at that instant. Rank is the highest one in the node's queue, or 0.
-	onAsk(p *part)
+	// onAnswer, which is called without the mutex, notes what came of a call for p that was sent at that instant. Rank is the
+	// highest one in the node's queue, or 0.
 	onAnswer(p *part, sent clock.Instant, rank int64, err error)
 	// onGranted notes that the node has granted p, and onAcknowledged that it has granted p, or put p into the queue, in
 	// reply to an acquire. Sent is when that acquire was sent; of a grant by message or by renewal, it is now.
@@ -121,18 +120,16 @@ type nodes interface {
 	// down returns why the node of p is not asked for now, or nil.
 	down(p *part) error
 
-	// id is the id under which the lock is known. Score is its place in the queue of every node, as scripts take it; nil
-	// if the node chooses it. Place is that as a number, or 0. They need no mutex.
+	// id is the id under which the lock is known, and score its place in the queue of every node, as scripts take it; nil if
+	// the node chooses it. They need no mutex.
 	id() string
 	score() any
-	place() int64
 
-	// These put into words why a request was refused, why a lock was lost, what came of an unlock or a downgrade that
-	// was not confirmed, and which node an error comes from.
+	// These put into words why a request was refused, why a lock was lost, and what came of an unlock or a downgrade that
+	// was not confirmed.
 	explainRefusal() error
 	explainLoss(why error) error
 	explainTally(ctx context.Context, t tally, call, done string) error
-	onNode(p *part, err error) error
 }
 
 type state uint8
@@ -184,6 +181,9 @@ func (a *Acquisition) parts() []*part {
 	return a.one[:]
 }
 
+// majority is how many of its nodes are a majority.
+func (a *Acquisition) majority() int { return quorum.Majority(len(a.parts())) }
+
 // ID returns the id under which the first node knew it, or was asked for it, when it was granted.
 func (a *Acquisition) ID() string { return a.nodes().id() }
 
@@ -197,14 +197,19 @@ func (a *Acquisition) CurrentID() string {
 // Token returns the fencing token. It is 0 for a reader.
 func (a *Acquisition) Token() uint64 { return a.token }
 
-// How returns its place in the queue of several nodes, or 0 with one node, and whether it was granted by message.
-func (a *Acquisition) How() (rank int64, pushed bool) {
+// Rank returns its rank on several nodes, or 0 with one node, which chooses it.
+func (a *Acquisition) Rank() int64 {
+	if a.several == nil {
+		return 0
+	}
+	return a.several.origin.Rank
+}
+
+// Pushed reports whether a node granted it by message.
+func (a *Acquisition) Pushed() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for _, p := range a.parts() {
-		pushed = pushed || p.pushed
-	}
-	return a.nodes().place(), pushed
+	return slices.ContainsFunc(a.parts(), func(p *part) bool { return p.pushed })
 }
 
 // Until returns when trust in it ends unless it is renewed.
@@ -384,7 +389,7 @@ func (a *Acquisition) hasMajority() bool {
 			n++
 		}
 	}
-	return n >= quorum.Majority(len(a.parts()))
+	return n >= a.majority()
 }
 
 // grant makes a a held lock. The mutex is held.
@@ -416,7 +421,7 @@ func (a *Acquisition) updateTrust() {
 			p.Node.Renewer.Raise(&p.Lease, a.token)
 		}
 	}
-	if majority := quorum.Majority(len(a.parts())); len(ends) >= majority {
+	if majority := a.majority(); len(ends) >= majority {
 		slices.Sort(ends)
 		a.until.Store(int64(ends[len(ends)-majority]))
 	}

@@ -16,15 +16,23 @@ import (
 // A Config is what the acquisitions of one mutex have in common.
 type Config struct {
 	node.Terms
-	Nodes        []*node.Node
-	Ranks        *LamportClock // nil with one node
-	WritersFirst bool
-	ReadersFirst bool
-	Turn         time.Duration // how long requests of this process share an acquisition; 0: they do not
-	MaxHold      time.Duration // how long a lock is held, at most; 0: no limit
-	Kind         unique.Handle[Kind]
-	Trace        Tracer // nil: nobody is told
+	Nodes   []*node.Node
+	Ranks   *LamportClock // nil with one node
+	Order   Order
+	Turn    time.Duration // how long requests of this process share an acquisition; 0: they do not
+	MaxHold time.Duration // how long a lock is held, at most; 0: no limit
+	Kind    unique.Handle[Kind]
+	Trace   Tracer // nil: nobody is told
 }
+
+// An Order decides which waiter is next.
+type Order uint8
+
+const (
+	FirstCome Order = iota
+	WritersFirst
+	ReadersFirst
+)
 
 // A Tracer is told what happens. Its functions call no foreign code and do not block.
 type Tracer interface {
@@ -42,7 +50,7 @@ type Tracer interface {
 type Kind struct {
 	nodes                              string // the names of their mailboxes, in order
 	ttl, drift, timeout, turn, maxHold time.Duration
-	writersFirst, readersFirst         bool
+	order                              Order
 }
 
 // IsOn reports whether the node with that mailbox is one of theirs.
@@ -55,11 +63,13 @@ func (c *Config) Init() {
 		names[i] = n.Mailbox.Name()
 	}
 	slices.Sort(names)
-	c.Kind = unique.Make(Kind{strings.Join(names, " "), c.TTL, c.Drift, c.Timeout, c.Turn, c.MaxHold, c.WritersFirst, c.ReadersFirst})
+	c.Kind = unique.Make(Kind{strings.Join(names, " "), c.TTL, c.Drift, c.Timeout, c.Turn, c.MaxHold, c.Order})
 }
 
 // First reports whether a writer, or a reader, goes before all waiters of the other kind.
-func (c *Config) First(write bool) bool { return c.WritersFirst && write || c.ReadersFirst && !write }
+func (c *Config) First(write bool) bool {
+	return c.Order == WritersFirst && write || c.Order == ReadersFirst && !write
+}
 
 // NodeName is the name of a node in errors, in the log and in what Inspect returns.
 func (c *Config) NodeName(i int) string {
@@ -67,6 +77,14 @@ func (c *Config) NodeName(i int) string {
 		return fmt.Sprintf("node %d (%s)", i+1, addr)
 	}
 	return fmt.Sprintf("node %d", i+1)
+}
+
+// OnNode adds the name of a node to an error of it, if there are several.
+func (c *Config) OnNode(i int, err error) error {
+	if len(c.Nodes) == 1 {
+		return err
+	}
+	return fmt.Errorf("%s: %w", c.NodeName(i), err)
 }
 
 // SameNodes reports whether d has the nodes of c, in whatever order. A node is a client: two clients with the same

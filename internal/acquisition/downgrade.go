@@ -6,7 +6,6 @@ import (
 
 	"github.com/redismutex/redismutex/internal/clock"
 	"github.com/redismutex/redismutex/internal/node"
-	"github.com/redismutex/redismutex/internal/quorum"
 	"github.com/redismutex/redismutex/internal/script"
 )
 
@@ -62,7 +61,7 @@ func (d Downgrade) Tell(ctx context.Context, next *Acquisition) error {
 		}
 	}
 	a.mu.Unlock()
-	if t.yes >= quorum.Majority(len(a.parts())) {
+	if t.yes >= a.majority() {
 		return nil
 	}
 	return a.nodes().explainTally(ctx, t, "downgrade", "have made the writer a reader")
@@ -92,23 +91,12 @@ func (a *Acquisition) makeReader() (writers []*part) {
 			p.Node.Renewer.ReadOnly(&p.Lease)
 			writers = append(writers, p)
 		default:
-			p.replaceByReader()
+			next := p.replace() // a reader
+			p.discard()
+			next.acquireSoon()
 		}
 	}
 	return writers
-}
-
-// replaceByReader puts a reader in the place of p, which does not hold.
-func (p *part) replaceByReader() {
-	next := p.replace()
-	switch {
-	case p.asking: // it is released when that is answered, or has taken too long
-	case p.in:
-		p.Node.Renewer.Release(&p.Lease)
-	default:
-		p.Node.Renewer.Forget(&p.Lease)
-	}
-	next.acquireSoon()
 }
 
 // downgrade renews p as a reader, behind the acquire of front unless that is nil. If the node does not confirm it, its

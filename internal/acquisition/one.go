@@ -57,7 +57,6 @@ func (n *oneNode) collect(ctx context.Context, t *tally, open map[*part]bool, vo
 	}
 }
 
-func (n *oneNode) onAsk(*part)                                 {}
 func (n *oneNode) onAnswer(*part, clock.Instant, int64, error) {}
 func (n *oneNode) onGranted(*part, clock.Instant)              {}
 func (n *oneNode) onAcknowledged(*part, clock.Instant)         {}
@@ -81,9 +80,8 @@ func (n *oneNode) onTimeout(p *part) {
 // down is always nil: nobody else can grant the lock.
 func (n *oneNode) down(*part) error { return nil }
 
-func (n *oneNode) id() string   { return n.one[0].ID() }
-func (n *oneNode) score() any   { return nil }
-func (n *oneNode) place() int64 { return 0 }
+func (n *oneNode) id() string { return n.one[0].ID() }
+func (n *oneNode) score() any { return nil }
 
 func (n *oneNode) explainRefusal() error {
 	key, why := n.Keys.Name(), n.one[0].why
@@ -105,5 +103,3 @@ func (n *oneNode) explainTally(ctx context.Context, t tally, call, _ string) err
 	}
 	return lockerr.Doing(call, key, why)
 }
-
-func (n *oneNode) onNode(_ *part, err error) error { return err }

@@ -145,19 +145,23 @@ func (p *part) openMailbox() (settled <-chan struct{}) {
 
 var closed = func() <-chan struct{} { c := make(chan struct{}); close(c); return c }()
 
-// begin reports whether p is to ask the node.
+// begin notes that p asks its node, and reports whether it may: it may have been given up. With a node time-out, the renewer
+// calls OnTimeout when that is over.
 func (p *part) begin() bool {
 	a := p.acq
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if p.asking = p.active(); p.asking {
-		a.nodes().onAsk(p)
+	if p.asking = p.active(); p.asking && a.Config.Timeout > 0 {
+		p.Node.Renewer.Wake(&p.Lease, clock.Now().Add(a.Config.Timeout))
 	}
 	return p.asking
 }
 
 // index is the place of its node among the nodes of the acquisition.
 func (p *part) index() int { return slices.Index(p.acq.Config.Nodes, p.Node) }
+
+// onNode adds the name of p's node to an error, if there are several.
+func (p *part) onNode(err error) error { return p.acq.Config.OnNode(p.index(), err) }
 
 // active reports whether p is, or may become, a part of the lock.
 func (p *part) active() bool {
@@ -351,7 +355,7 @@ func (p *part) OnRenewFailed(sent clock.Instant, err error) {
 		n = p.fail(err)
 	default:
 		if a.state == pending && p.why == nil {
-			n = news{acquisition: a, what: "a renewal failed; the waiter keeps its place and tries again", err: a.nodes().onNode(p, err)}
+			n = news{acquisition: a, what: "a renewal failed; the waiter keeps its place and tries again", err: p.onNode(err)}
 		}
 		p.why = err
 	}
@@ -446,7 +450,7 @@ func (p *part) fail(why error) news {
 	if p.failed > 0 || !wasIn && !isRetried(why) && !a.outlives {
 		return news{} // it has been logged, or is returned
 	}
-	n := news{acquisition: a, what: "the waiter joins the queue again", err: a.nodes().onNode(p, why)}
+	n := news{acquisition: a, what: "the waiter joins the queue again", err: p.onNode(why)}
 	if a.state == held {
 		n.what = "a node does not hold the lock any more; the other nodes do, and it is acquired again"
 	}

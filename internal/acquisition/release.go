@@ -9,7 +9,6 @@ import (
 	"github.com/redismutex/redismutex/internal/clock"
 	"github.com/redismutex/redismutex/internal/lockerr"
 	"github.com/redismutex/redismutex/internal/node"
-	"github.com/redismutex/redismutex/internal/quorum"
 	"github.com/redismutex/redismutex/internal/script"
 )
 
@@ -20,7 +19,7 @@ import (
 // Unless next is nil, that has not been sent, and its acquire goes in front on each node, in the same round trip: so the lock
 // is not handed on before next stands in the queue. Next has to be waited for with Wait.
 func (a *Acquisition) Release(ctx context.Context, next *Acquisition) error {
-	t, majority := a.nodes().release(ctx, next), quorum.Majority(len(a.parts()))
+	t, majority := a.nodes().release(ctx, next), a.majority()
 	switch {
 	case t.yes >= majority:
 		return nil
@@ -93,16 +92,21 @@ func (p *part) releaseVote(r script.Reply, err error) vote {
 // releaseInBackground releases a wherever it waits or holds, without waiting for answers. The mutex is held.
 func (a *Acquisition) releaseInBackground() {
 	for _, p := range a.parts() {
-		switch {
-		case p.asking: // it is released when that is answered, or has taken too long
-		case p.in:
-			p.in = false
-			p.leaveMailbox()
-			p.Node.Renewer.Release(&p.Lease)
-		default:
-			p.leaveMailbox()
-			p.Node.Renewer.Forget(&p.Lease)
-		}
+		p.discard()
+	}
+}
+
+// discard releases p in the background if it waits or holds. The mutex is held.
+func (p *part) discard() {
+	switch {
+	case p.asking: // it is released when that is answered, or has taken too long
+	case p.in:
+		p.in = false
+		p.leaveMailbox()
+		p.Node.Renewer.Release(&p.Lease)
+	default:
+		p.leaveMailbox()
+		p.Node.Renewer.Forget(&p.Lease)
 	}
 }
 

@@ -11,7 +11,6 @@ import (
 	"github.com/redismutex/redismutex/internal/clock"
 	"github.com/redismutex/redismutex/internal/lockerr"
 	"github.com/redismutex/redismutex/internal/node"
-	"github.com/redismutex/redismutex/internal/quorum"
 	"github.com/redismutex/redismutex/internal/script"
 	"golang.org/x/sync/semaphore"
 )
@@ -52,12 +51,11 @@ func newSeveralNodes(a *Acquisition, origin Origin) *severalNodes {
 	return s
 }
 
-func (s *severalNodes) id() string   { return s.name }
-func (s *severalNodes) score() any   { return s.rank }
-func (s *severalNodes) place() int64 { return s.origin.Rank }
+func (s *severalNodes) id() string { return s.name }
+func (s *severalNodes) score() any { return s.rank }
 
 func (s *severalNodes) acquire(ctx context.Context) error {
-	waited, err := s.ticket.take(ctx, s.Config.Nodes[0].Requests, quorum.Majority(len(s.parts)))
+	waited, err := s.ticket.take(ctx, s.Config.Nodes[0].Requests, s.majority())
 	if err != nil {
 		return lockerr.Ended(ctx, s.Keys.Name())
 	}
@@ -71,7 +69,7 @@ func (s *severalNodes) acquire(ctx context.Context) error {
 // askEach asks every node, side by side. It returns an error if the request is not wanted any more, or if it has waited and
 // the requests in front have shown that no majority answers.
 func (s *severalNodes) askEach(waited bool) error {
-	up, majority := 0, quorum.Majority(len(s.parts))
+	up, majority := 0, s.majority()
 	down := make([]error, len(s.parts))
 	for i, p := range s.parts {
 		if down[i] = p.Node.Health.Down(); down[i] == nil {
@@ -144,7 +142,7 @@ func (s *severalNodes) decide() {
 	// With little trust left a grant does not count yet: it is renewed first.
 	soon := s.soon()
 	c := s.count(soon)
-	n, majority := len(s.parts), quorum.Majority(len(s.parts))
+	n, majority := len(s.parts), s.majority()
 	if !s.queued && !s.try && c.in >= majority {
 		s.queued = true
 		if s.Config.Trace != nil {
@@ -209,7 +207,7 @@ func (s *severalNodes) count(soon clock.Instant) (c count) {
 // isClear reports whether it is clear why a request is refused: a majority has replied to a try, or no other node may
 // still answer.
 func (s *severalNodes) isClear(c count) bool {
-	return !s.try || !c.open || c.replied >= quorum.Majority(len(s.parts))
+	return !s.try || !c.open || c.replied >= s.majority()
 }
 
 // agreeOnToken grants the lock if a majority of the nodes that granted it have the same fencing token, no lower than the
@@ -228,7 +226,7 @@ func (s *severalNodes) agreeOnToken(soon clock.Instant, highest uint64) {
 				same++
 			}
 		}
-		if same >= quorum.Majority(len(s.parts)) && p.token >= s.floor {
+		if same >= s.majority() && p.token >= s.floor {
 			s.grantedAt, s.name = clock.Now(), s.parts[0].ID()
 			s.grant(p.token)
 			return
@@ -252,7 +250,7 @@ func (s *severalNodes) heldSince(from clock.Instant) bool {
 			n++
 		}
 	}
-	return n >= quorum.Majority(len(s.parts))
+	return n >= s.majority()
 }
 
 func (s *severalNodes) onGranted(p *part, sent clock.Instant) {
@@ -290,11 +288,6 @@ func (s *severalNodes) isAfterGrant(sent clock.Instant) bool {
 }
 
 // Health.
-
-// onAsk has the renewer wake p when the node time-out is over.
-func (s *severalNodes) onAsk(p *part) {
-	p.Node.Renewer.Wake(&p.Lease, clock.Now().Add(s.Config.Timeout))
-}
 
 func (s *severalNodes) onTimeout(p *part) {
 	var n news
@@ -358,7 +351,7 @@ func (s *severalNodes) markSilent(p *part, sent clock.Instant) bool {
 
 // tellDown tells the log and the trace that the node of p went down. It is called without the mutex.
 func (s *severalNodes) tellDown(p *part, why error) {
-	s.Config.Log.Error(s.Keys.Name(), "a node is down; it is tried again in the background", s.onNode(p, why))
+	s.Config.Log.Error(s.Keys.Name(), "a node is down; it is tried again in the background", p.onNode(why))
 	if s.Config.Trace != nil {
 		s.Config.Trace.NodeDown(p.nodeName(), why)
 	}
@@ -407,26 +400,23 @@ func (s *severalNodes) release(ctx context.Context, next *Acquisition) (t tally)
 			up++
 		}
 	}
-	tooFew := up < quorum.Majority(len(s.parts)) // to confirm it: nodes that are down may be back
+	tooFew := up < s.majority() // to confirm it: nodes that are down may be back
 	open := map[*part]bool{}
 	s.votes = make(chan vote, 2*len(s.parts)) // also for parts that were replaced while they were asking
 	for _, p := range s.parts {
 		down := p.Node.Health.Down()
 		switch {
-		case p.asking && down == nil:
-			open[p] = true
-		case p.asking: // it is released when that is answered, or has taken too long
-		case p.in && down != nil && !tooFew:
-			p.leaveMailbox()
-			p.Node.Renewer.Release(&p.Lease)
-			t.add(vote{part: p, err: down})
-		case p.in:
+		case p.in && (down == nil || tooFew):
 			open[p] = true
 			s.releaseAside(p, next.partOn(p.Node))
 			continue
+		case p.in:
+			t.add(vote{part: p, err: down})
+			p.discard()
+		case p.asking && down == nil:
+			open[p] = true
 		default:
-			p.leaveMailbox()
-			p.Node.Renewer.Forget(&p.Lease)
+			p.discard()
 		}
 		next.partOn(p.Node).start()
 	}
@@ -521,7 +511,7 @@ func (s *severalNodes) explainTally(ctx context.Context, t tally, call, done str
 			failed++
 		}
 	}
-	mostForeign := len(s.parts)-foreign < quorum.Majority(len(s.parts))
+	mostForeign := len(s.parts)-foreign < s.majority()
 	for _, v := range t.errs {
 		if v.err == node.ErrInterrupted {
 			return lockerr.Interrupted(ctx, s.Keys.Name())
@@ -554,7 +544,7 @@ func (s *severalNodes) explainNodes(what string) error {
 			foreign++
 		}
 	}
-	majority := quorum.Majority(len(s.parts))
+	majority := s.majority()
 	mostForeign := len(s.parts)-foreign < majority
 	format, args := "%s", []any{fmt.Sprintf("%d of %d nodes %s, %d needed", n, len(s.parts), what, majority)}
 	for _, p := range s.parts {
@@ -577,11 +567,6 @@ func (s *severalNodes) explainNodes(what string) error {
 		args = append(args, p.nodeName(), why)
 	}
 	return fmt.Errorf(format, args...)
-}
-
-// onNode adds the name of the node to an error.
-func (s *severalNodes) onNode(p *part, err error) error {
-	return fmt.Errorf("%s: %w", p.nodeName(), err)
 }
 
 // nodeName is the name of p's node.

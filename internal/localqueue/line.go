@@ -37,13 +37,6 @@ func (w *waiter) turn(q *queue, try bool) *turn {
 	return t
 }
 
-func (w *waiter) finish(err error) {
-	w.over, w.err = true, err
-	if w.done != nil {
-		close(w.done)
-	}
-}
-
 // A line has waiters, in order.
 type line struct{ last *waiter }
 

@@ -107,7 +107,7 @@ func (l *Lock) Nest(outer *Lock, u User, write bool) error {
 	case outer.admits() != nil:
 		return acquisition.ErrRetry
 	case write && !g.write: // the acquisition of a reader may be a write lock
-		return lockerr.Upgrade(t.acq.Keys.Name())
+		return fmt.Errorf("%w: %q: unlock it first, or lock for writing in the first place", lockerr.ErrUpgrade, t.acq.Keys.Name())
 	}
 	g.locks++
 	l.user, l.since = u, outer.since
@@ -169,8 +169,11 @@ func (l *Lock) ended() error {
 // Acquisition returns the acquisition. The locks of one turn share it.
 func (l *Lock) Acquisition() *acquisition.Acquisition { return &l.grant.turn.acq }
 
-// Since returns when l, or the lock that it is nested in, was granted, and whether it was passed on within a turn.
-func (l *Lock) Since() (since clock.Instant, local bool) { return l.since, l.local }
+// Since returns when l, or the lock that it is nested in, was granted.
+func (l *Lock) Since() clock.Instant { return l.since }
+
+// Local reports whether l was passed on within a turn.
+func (l *Lock) Local() bool { return l.local }
 
 // Token returns the fencing token: that of the server × 1024, and which of the write locks under the acquisition it is. It
 // is 0 for a reader.

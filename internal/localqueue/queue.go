@@ -234,7 +234,10 @@ func (q *queue) head() *waiter {
 // end ends the wait of w.
 func (q *queue) end(w *waiter, err error) {
 	q.line(w).remove(w)
-	w.finish(err)
+	w.over, w.err = true, err
+	if w.done != nil {
+		close(w.done)
+	}
 }
 
 // update is called after every event: an arrival, an unlock, a waiter that gives up, a grant, a loss, the end of a turn,

@@ -43,7 +43,7 @@ func newConfig(o order, clients ...*redis.Client) *acquisition.Config {
 		c.Nodes = append(c.Nodes, node.Of(rc))
 	}
 	c.TTL, c.Drift, c.Durations = ttl, 42*time.Millisecond, script.NewDurations(ttl)
-	c.WritersFirst, c.ReadersFirst = o == writersFirst, o == readersFirst
+	c.Order = acquisition.Order(o)
 	if len(clients) > 1 {
 		c.Ranks = &acquisition.LamportClock{Now: time.Now}
 		c.Timeout = 200 * time.Millisecond

@@ -101,9 +101,9 @@ func (t *turn) remove(l *Lock) {
 	t.expireIfOverdue()
 }
 
-// each calls f for each lock that is held under t, until f returns false.
-func (t *turn) each(f func(*Lock) bool) {
-	for l := t.locks; l != nil && f(l); l = l.next {
+// each is an iterator over the locks that are held under t.
+func (t *turn) each(yield func(*Lock) bool) {
+	for l := t.locks; l != nil && yield(l); l = l.next {
 		if l.next == t.locks {
 			return
 		}
@@ -112,20 +112,22 @@ func (t *turn) each(f func(*Lock) bool) {
 
 // writers returns how many locks for writing are held under t.
 func (t *turn) writers() (n int) {
-	t.each(func(l *Lock) bool {
+	for l := range t.each {
 		if l.write {
 			n++
 		}
-		return true
-	})
+	}
 	return n
 }
 
 // expireIfOverdue stops the renewals of t if locks are held under it, and all of them are overdue.
 func (t *turn) expireIfOverdue() {
-	all := t.locks != nil
-	t.each(func(l *Lock) bool { all = l.overdue; return all })
-	if all {
+	for l := range t.each {
+		if !l.overdue {
+			return
+		}
+	}
+	if t.locks != nil {
 		t.acq.Expire()
 	}
 }
@@ -135,14 +137,13 @@ func (t *turn) expireIfOverdue() {
 func (t *turn) OnRenewed() {
 	t.queue.mu.Lock()
 	defer t.queue.mu.Unlock()
-	t.each(func(l *Lock) bool {
+	for l := range t.each {
 		weak, forget := l.user.Watch()
 		l.user = weak
 		if forget != nil {
 			go forget()
 		}
-		return true
-	})
+	}
 }
 
 // OnLost implements [acquisition.Owner]: all locks under t end, and then the queue goes on. From now on none is granted or
@@ -151,7 +152,9 @@ func (t *turn) OnLost(why error) {
 	q := t.queue
 	var users []User
 	q.mu.Lock()
-	t.each(func(l *Lock) bool { users = append(users, l.user); return true })
+	for l := range t.each {
+		users = append(users, l.user)
+	}
 	q.mu.Unlock()
 	// All calls are deferred, so that each is made even if the context of a user panics; the last one first.
 	defer q.onLost(t)

@@ -89,11 +89,6 @@ func Foreign(data string) error {
 	return fmt.Errorf("%w: %q, a %s", ErrNotLock, key, kind)
 }
 
-// Upgrade returns the error of a write lock that is nested in a read lock.
-func Upgrade(key string) error {
-	return fmt.Errorf("%w: %q: unlock it first, or lock for writing in the first place", ErrUpgrade, key)
-}
-
 // A HeldError is returned by a try, or by a wait that has run out, when others are in the way. It matches ErrLock.
 type HeldError struct {
 	Key string // the lock

@@ -184,8 +184,14 @@ func (n *Node) LookForLostGrants(key string, sent, before clock.Instant, r scrip
 	n.Mailbox.Look(key, sent.Time())
 }
 
-// Go runs f on a goroutine.
-func (n *Node) Go(f func()) { n.workers.run(f) }
+// Go runs f on a worker: an idle one, if there is one.
+func (n *Node) Go(f func()) {
+	select {
+	case n.workers <- f:
+	default:
+		go n.workers.work(f)
+	}
+}
 
 // workers run calls side by side, on goroutines that have run others before if any of those are idle. A call needs a
 // deep stack, and growing a new one for each took a fifth of the client's time.
@@ -193,14 +199,6 @@ type workers chan func()
 
 // linger is how long a worker is idle before it ends.
 const linger = time.Second
-
-func (w workers) run(f func()) {
-	select {
-	case w <- f:
-	default:
-		go w.work(f)
-	}
-}
 
 func (w workers) work(f func()) {
 	idle := time.NewTimer(linger)

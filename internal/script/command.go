@@ -44,27 +44,30 @@ func (p Participant) Acquire(try, first bool, age time.Duration) Command {
 	if p.Write {
 		s = Lock
 	}
-	c := p.command(s, ways[index(try)][index(first)]).scored(p.Score)
+	c := p.Keys.call(s, p.ID, p.Durations.ttl, way(try, first)).scored(p.Score)
 	if p.Score == nil && age >= time.Microsecond {
 		c.args = append(c.args, "", strconv.FormatInt(age.Microseconds(), 10))
 	}
 	return c
 }
 
-// ways is the third argument of lock and rlock: indexed by whether it is a try, and by whether it is first.
-var ways = [2][2]any{{"join:0", "join:1"}, {"try:0", "try:1"}}
-
-func index(b bool) int {
-	if b {
-		return 1
+// way is the third argument of lock and rlock.
+func way(try, first bool) any {
+	switch {
+	case try && first:
+		return "try:1"
+	case try:
+		return "try:0"
+	case first:
+		return "join:1"
 	}
-	return 0
+	return "join:0"
 }
 
 // Renew is the command that renews the lease of a waiter or holder. A holder that acquired as a writer and renews as a
 // reader is downgraded. A raise other than 0 is a fencing token: a writer that holds has its token raised to that.
 func (p Participant) Renew(raise uint64) Command {
-	c := p.command(Refresh, p.kind()).scored(p.Score)
+	c := p.Keys.call(Refresh, p.ID, p.Durations.ttl, p.kind()).scored(p.Score)
 	if raise != 0 {
 		c.args = append(c.args, strconv.FormatUint(raise, 10))
 	}
@@ -78,40 +81,34 @@ func (p Participant) RenewWriter() Command {
 
 // Release is the command that ends whatever p has. With a tombstone it also refuses an acquire of p that arrives later.
 func (p Participant) Release(tombstone bool) Command {
-	args := []any{
-		"evalsha", Unlock.digest, "4", p.Keys.holder, &p.Keys.intents, &p.Keys.leases, &p.Keys.token,
-		p.ID, p.kind(), nil,
-	}
+	c := p.Keys.call(Unlock, p.ID, p.kind())
 	switch {
 	case tombstone:
-		args[9] = p.Durations.tombstone
+		c.args = append(c.args, p.Durations.tombstone)
 	case p.Score != nil:
-		args[9] = ""
-	default:
-		args = args[:9]
+		c.args = append(c.args, "")
 	}
-	return Command{Unlock, args}.scored(p.Score)
+	return c.scored(p.Score)
 }
 
 // Revoke is the command that ends the acquisition of that id, which belongs to somebody else: with several nodes, whatever id
 // it has on the one that is asked.
 func (k *Keys) Revoke(id string, d Durations, several bool) Command {
-	args := []any{"evalsha", Revoke.digest, "4", k.holder, &k.intents, &k.leases, &k.token, id, d.tombstone}
+	c := k.call(Revoke, id, d.tombstone)
 	if several {
-		args = append(args, "0")
+		c.args = append(c.args, "0")
 	}
-	return Command{Revoke, args}
+	return c
 }
 
 // Releases reports whether c releases an id, so that only the first reply tells whether the id was there.
 func (c Command) Releases() bool { return c.Script == Unlock || c.Script == Revoke }
 
-// command is a call of lock, rlock or refresh with their common arguments and one more.
-func (p Participant) command(s *Script, last any) Command {
-	return Command{s, []any{
-		"evalsha", s.digest, "4", p.Keys.holder, &p.Keys.intents, &p.Keys.leases, &p.Keys.token,
-		p.ID, p.Durations.ttl, last,
-	}}
+// call is a call of s with all keys and these arguments.
+func (k *Keys) call(s *Script, args ...any) Command {
+	all := make([]any, 0, keysAt+4+3) // most calls have three arguments
+	all = append(all, "evalsha", s.digest, "4", k.holder, &k.intents, &k.leases, &k.token)
+	return Command{s, append(all, args...)}
 }
 
 func (c Command) scored(score any) Command {

@@ -14,7 +14,7 @@ var Inspect = load("inspect", Granted)
 
 // Inspect is the command that returns the holders and the waiters of the lock.
 func (k *Keys) Inspect() Command {
-	return Command{Inspect, []any{"evalsha", Inspect.digest, "4", k.holder, &k.intents, &k.leases, &k.token}}
+	return k.call(Inspect)
 }
 
 // An Inspection is the answer of a node about a lock.
