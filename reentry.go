@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-
-	"github.com/redismutex/redismutex/internal/localqueue"
 )
 
 // FromContext returns the lock that ctx descends from, the innermost if there are several. Code far down can look at
@@ -90,21 +88,6 @@ func (c *core) admits(r request) error {
 }
 
 var errOtherLock = errors.New("a lock on another key, or on other nodes")
-
-// newLockIn returns a lock that is to be nested in outer, or is to be acquired if that is nil.
-func (r request) newLockIn(outer *core) *Lock {
-	c := &core{}
-	switch {
-	case outer != nil:
-		c.held = localqueue.NestedIn(&outer.held)
-	case r.isStrict():
-		c.held = localqueue.Strict(&r.m.config, r.keys, r.write, r.try)
-	}
-	return &Lock{core: c}
-}
-
-// isStrict reports whether r stands in Redis by itself, and not in the queue of its key.
-func (r request) isStrict() bool { return r.m.config.Turn == 0 || r.owner != "" }
 
 // An owner has the locks for which this process asked in the name that [WithOwner] gave, on one key.
 type owner struct {

@@ -111,7 +111,7 @@ func checkClients(nodes []redis.Scripter) (err error) {
 }
 
 // Lock locks for writing. If the lock is held by others, Lock blocks until it is granted. It returns false if it cannot be
-// granted: the reason is logged. Use [RWMutex.LockContext] to get an error, or to bound the wait.
+// granted. The reason is logged, unless it is that others hold the lock (see [WithWait]). Use [RWMutex.LockContext] to get an error, or to bound the wait.
 func (m *RWMutex) Lock(opt ...LockOption) (*Lock, bool) {
 	return m.lockOrLog(request{write: true}, opt)
 }
@@ -204,19 +204,6 @@ type request struct {
 	call    *tracedCall // nil: it is not traced
 }
 
-// with returns r with options, which need it on the heap: most requests have none, and stay on the stack.
-func (r request) with(opt []LockOption) (request, error) {
-	for _, o := range opt {
-		if o == nil {
-			return r, fmt.Errorf("%w: nil option", ErrInvalid)
-		}
-		if err := o(&r); err != nil {
-			return r, err
-		}
-	}
-	return r, nil
-}
-
 func (m *RWMutex) lockOrLog(r request, opt []LockOption) (*Lock, bool) {
 	l, err := m.lock(r, opt)
 	if err != nil && (!errors.Is(err, ErrLock) || errors.Is(err, ErrRedis)) {
@@ -247,6 +234,74 @@ func (m *RWMutex) lock(r request, opt []LockOption) (*Lock, error) {
 	}
 	r.call.onReturn(l, err)
 	return l, err
+}
+
+// complete checks a request and applies its options.
+func (m *RWMutex) complete(r *request, opt []LockOption) error {
+	switch {
+	case m == nil || m.keys == nil && m.err == nil:
+		return fmt.Errorf("%w: the mutex was not made by NewMutex or NewRedlock", ErrInvalid)
+	case m.err != nil:
+		return m.err
+	case r.given && r.ctx == nil:
+		return fmt.Errorf("%w: nil context", ErrInvalid)
+	}
+	r.m, r.keys = m, m.keys
+	if len(opt) > 0 {
+		with, err := r.with(opt)
+		if err != nil {
+			return err
+		}
+		*r = with
+	}
+	if r.ctx == nil {
+		r.ctx = context.Background()
+	}
+	r.until = r.ctx
+	if r.bounded {
+		if r.try {
+			return fmt.Errorf("%w: WithWait does not apply to a try", ErrInvalid)
+		}
+		r.try = r.wait == 0
+	}
+	if r.key != "" {
+		var err error
+		r.keys, err = script.NewKeys(m.name + ":" + r.key)
+		return err
+	}
+	return nil
+}
+
+// with applies options to a copy of r. An option takes a pointer, which puts the copy on the heap; a request without options
+// stays on the stack.
+func (r request) with(opt []LockOption) (request, error) {
+	for _, o := range opt {
+		if o == nil {
+			return r, fmt.Errorf("%w: nil option", ErrInvalid)
+		}
+		if err := o(&r); err != nil {
+			return r, err
+		}
+	}
+	return r, nil
+}
+
+// acquire acquires the lock, or nests a new one in a lock that the caller has. It tries again after ErrRetry.
+func (r request) acquire() (*Lock, error) {
+	for {
+		l, outer, o, err := r.newLock()
+		if err != nil {
+			return nil, err
+		}
+		r.call.onAttempt(outer != nil)
+		err = l.open(r, outer, o)
+		if err == nil {
+			return l, nil
+		}
+		if err != acquisition.ErrRetry {
+			return nil, err
+		}
+	}
 }
 
 // lastTry is how long the try after a wait that has run out may take, and a node time-out more.
@@ -294,58 +349,4 @@ func (r request) acquireWithin() (*Lock, error) {
 func (m *RWMutex) isGivenUp(err error) bool {
 	var held *HeldError
 	return errors.As(err, &held) && slices.ContainsFunc(m.config.Nodes, func(n *node.Node) bool { return n.HasGivenUp(held.Holder) })
-}
-
-// acquire acquires the lock, or nests a new one in a lock that the caller has. It tries again after ErrRetry.
-func (r request) acquire() (*Lock, error) {
-	for {
-		l, outer, o, err := r.newLock()
-		if err != nil {
-			return nil, err
-		}
-		r.call.onAttempt(outer != nil)
-		err = l.open(r, outer, o)
-		if err == nil {
-			return l, nil
-		}
-		if err != acquisition.ErrRetry {
-			return nil, err
-		}
-	}
-}
-
-// complete checks a request and applies its options.
-func (m *RWMutex) complete(r *request, opt []LockOption) error {
-	switch {
-	case m == nil || m.keys == nil && m.err == nil:
-		return fmt.Errorf("%w: the mutex was not made by NewMutex or NewRedlock", ErrInvalid)
-	case m.err != nil:
-		return m.err
-	case r.given && r.ctx == nil:
-		return fmt.Errorf("%w: nil context", ErrInvalid)
-	}
-	r.m, r.keys = m, m.keys
-	if len(opt) > 0 {
-		with, err := r.with(opt)
-		if err != nil {
-			return err
-		}
-		*r = with
-	}
-	if r.ctx == nil {
-		r.ctx = context.Background()
-	}
-	r.until = r.ctx
-	if r.bounded {
-		if r.try {
-			return fmt.Errorf("%w: WithWait does not apply to a try", ErrInvalid)
-		}
-		r.try = r.wait == 0
-	}
-	if r.key != "" {
-		var err error
-		r.keys, err = script.NewKeys(m.name + ":" + r.key)
-		return err
-	}
-	return nil
 }

@@ -11,8 +11,8 @@
 //	          │
 //	          └──(its owner wants it no longer)──► superseded
 //
-// A caller whose request was superseded acquires again. A held one that its owner has not used, too, may be abandoned or
-// superseded.
+// A caller whose request was superseded acquires again. A held acquisition that its owner has not used yet may also be
+// abandoned or superseded.
 //
 // On each node an acquisition has a [part] with an id and a lease of its own. An id that is of no use any more is
 // released, and another part takes its place:
@@ -94,9 +94,9 @@ type Origin struct {
 
 // nodes is what one node and several do differently. Where nothing else is said, the mutex of the acquisition is held.
 type nodes interface {
-	// acquire asks the nodes for the lock and waits, as described for Acquire. Release releases it on each, behind the acquire
-	// of next unless that is nil, and collect waits for the votes of the parts in open and adds them to t, each until ctx ends.
-	// They are called without the mutex.
+	// acquire asks the nodes and waits, as described for Acquire. Release releases the lock on each node, behind the acquire of
+	// next unless that is nil. Collect adds the votes of the parts in open to t, until ctx ends. All three are called without
+	// the mutex.
 	acquire(ctx context.Context) error
 	release(ctx context.Context, next *Acquisition) tally
 	collect(ctx context.Context, t *tally, open map[*part]bool, votes <-chan vote)

@@ -28,9 +28,9 @@ type part struct {
 	listens bool  // it is in the mailbox
 	asking  bool  // an acquire is under way
 	in      bool  // it waits or holds, as far as this process knows
-	granted bool  // it holds, unless it has waited too long to hear of it
+	granted bool  // the node has granted it; with little trust left it is renewed before it counts
 	pushed  bool  // it was granted by a message, or in the reply to another call
-	checked bool  // since the grant, RenewOften asks whether a lower rank waits
+	checked bool  // RenewOften has been called since the grant
 }
 
 // init makes p the part on a node, under the id of that number.

@@ -51,7 +51,7 @@ func (p *part) release(ctx context.Context, front *part) vote {
 	}
 	confirmed = true
 	n.Note(r, p.acq.Config.Log)
-	if r.Grants != "" {
+	if r.Grants != "" { // to others of this process, who have been told
 		runtime.Gosched() // a goroutine that was granted the lock goes first
 	}
 	return p.releaseVote(r, nil)

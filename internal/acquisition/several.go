@@ -176,7 +176,7 @@ type count struct {
 	open    bool   // some have not answered
 }
 
-// count counts. A grant that is trusted until soon at the most does not count yet: it is renewed first.
+// count counts the answers. A grant that is not trusted for longer than until soon does not count yet: it is renewed first.
 func (s *severalNodes) count(soon clock.Instant) (c count) {
 	for _, p := range s.parts {
 		if p.hasReplied() {
@@ -400,7 +400,7 @@ func (s *severalNodes) release(ctx context.Context, next *Acquisition) (t tally)
 			up++
 		}
 	}
-	tooFew := up < s.majority() // to confirm it: nodes that are down may be back
+	tooFew := up < s.majority() // to confirm the release, so that nodes that are down are asked, too: they may be back
 	open := map[*part]bool{}
 	s.votes = make(chan vote, 2*len(s.parts)) // also for parts that were replaced while they were asking
 	for _, p := range s.parts {

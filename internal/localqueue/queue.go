@@ -80,7 +80,8 @@ func (q *queue) acquire(ctx context.Context, w *waiter) error {
 	if w.origin.Asked == 0 {
 		w.origin.Asked = clock.Now()
 	}
-	// The head asks for itself, unless others that come later go before it: it may then be served while its call is under way.
+	// The head makes the request itself. If others that come later may go before it, another goroutine makes it: the head may
+	// be served before the call returns.
 	if q.head() != w || w.config.First(!w.write) {
 		q.goOn(mine)
 		mine = nil
@@ -436,7 +437,7 @@ func (q *queue) onTurnOver(t *turn) {
 	q.goOn(q.update())
 }
 
-// Queues has the queue of every key that somebody of this process holds or waits for, but those of strict requests.
+// queues has the queue of every key that somebody of this process holds or waits for, except those of strict requests.
 var queues struct {
 	sync.Mutex
 	m map[name]*queue
@@ -491,7 +492,7 @@ type Crowd struct {
 	Asks     string // the id of the acquisition that is made for the first; "": none, as they wait for a lock of this process
 }
 
-// Crowds returns those that wait in this process for a key on the node with that mailbox.
+// Crowds returns those that wait in this process for a key on the node with that mailbox: for redismutextest.
 func Crowds(mailbox, key string) (crowds []Crowd) {
 	for _, q := range queuesOf(mailbox, key) {
 		q.mu.Lock()

@@ -54,7 +54,8 @@ var (
 )
 
 // A Lease is how long one id counts on one node, as its renewer keeps it. The fields are guarded by the renewer's mutex,
-// except those that are set once and the atomic one.
+// except those that are set once and the atomic one. The owner sets Tombstone and calls Acknowledge only while the renewer does
+// nothing for the lease.
 type Lease struct {
 	Node   *Node // set once
 	owner  Owner

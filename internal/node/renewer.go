@@ -151,7 +151,7 @@ func (rn *Renewer) Expire(l *Lease) {
 	rn.push(l)
 }
 
-// Forget does nothing more for a lease, unless it is being released.
+// Forget ends what the renewer does for a lease, unless it is being released.
 func (rn *Renewer) Forget(l *Lease) {
 	rn.mu.Lock()
 	defer rn.mu.Unlock()
