@@ -296,7 +296,7 @@ func TestMutantsFollowTheCode(t *testing.T) {
 	}
 }
 
-// TestEveryMutantIsCaught runs all mutants; with -short, every fortieth.
+// TestEveryMutantIsCaught runs all mutants; with -short, every fortieth, beginning with one that is caught soon.
 func TestEveryMutantIsCaught(t *testing.T) {
 	if !*run {
 		t.Skip("runs only with -mutants, since it takes some minutes")
@@ -307,7 +307,7 @@ func TestEveryMutantIsCaught(t *testing.T) {
 	}
 	for i, m := range mutants {
 		t.Run(strings.ReplaceAll(m.what, " ", "-"), func(t *testing.T) {
-			if testing.Short() && i%40 != 0 {
+			if testing.Short() && i%40 != 20 {
 				t.Skip("all run without -short")
 			}
 			t.Parallel()
