@@ -213,7 +213,7 @@ var mutants = []mutant{
 	{"an overdue lock is renewed", "internal/acquisition/acquisition.go", "		p.Node.Renewer.Expire(&p.Lease)\n", "		_ = p\n", scenario("TestLockThatIsHeldForTooLongEnds")},
 	{"an overdue lock is renewed again when its last renewal is answered", "internal/node/renewer.go", "	if l.task == expire { // the call was under way\n		l.due, l.exact = clock.Never, true\n	}\n", "", scenario("TestRenewalUnderWayIsTheLastOne")},
 	{"a turn goes on after an overdue lock", "internal/localqueue/lock.go", "	t.ends = clock.Always\n	if", "	if", scenario("TestOverdueReaderEndsItsTurnAndNotTheOthers")},
-	{"an overdue reader ends the others", "internal/localqueue/turn.go", "if !l.overdue {", "if false {", scenario("TestOverdueReaderEndsItsTurnAndNotTheOthers")},
+	{"an overdue reader ends the others", "internal/localqueue/turn.go", "if !l.overdue {", "if l == nil {", scenario("TestOverdueReaderEndsItsTurnAndNotTheOthers")},
 	{"a node that has ended an overdue lock first is acquired again", "internal/acquisition/part.go", "(a.expiring || !a.nodes().heldSince(from))", "!a.nodes().heldSince(from)", scenario("TestLockThatIsHeldForTooLongEnds")},
 	{"a nested lock counts from its own grant", "internal/localqueue/lock.go", "l.user, l.since = u, outer.since", "l.user, l.since = u, clock.Now()", scenario("TestNestedLocksCountFromTheOutermost")},
 	{"a holder that is downgraded again and again does not listen", "internal/node/renewer.go", "		rn.node.Mailbox.StayOpen(l.terms().TTL)\n", "", scenario("TestHolderListensAfterDowngrades")},
