@@ -16,7 +16,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 	"github.com/redismutex/redismutex/internal/acquisition"
 	"github.com/redismutex/redismutex/internal/clock"
@@ -28,7 +27,7 @@ import (
 // Nodes are servers in virtual time that know nothing of each other.
 type nodes struct {
 	*world // what it can do with locks; its own server is not used
-	minis  []*miniredis.Miniredis
+	minis  []*redistest.MiniRedis
 	links  []*faultnet.Link // the ways of all processes to each node
 }
 
@@ -40,7 +39,7 @@ func onNodes(t *testing.T, n int, f func(*nodes)) {
 			m, rc := redistest.Mini(w)
 			loadScripts(w.World, rc)
 			ns.minis = append(ns.minis, m)
-			ns.links = append(ns.links, faultnet.New(redistest.MiniDial(m)))
+			ns.links = append(ns.links, faultnet.New(m.Dial))
 		}
 		w.Cleanup(func() { // also if f fails: what goes on in the background ends
 			for _, l := range ns.links {

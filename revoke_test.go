@@ -173,7 +173,7 @@ func TestRevokeOnSeveralNodesFindsAllIDs(t *testing.T) {
 			var victim []redis.Scripter
 			var links []*faultnet.Link
 			for i, m := range ns.minis {
-				link := faultnet.New(redistest.MiniDial(m))
+				link := faultnet.New(m.Dial)
 				links, victim = append(links, link), append(victim, redistest.MiniClient(ns, m, redistest.Through(link), func(o *redis.Options) {
 					o.Addr = fmt.Sprintf("10.1.0.%d:6379", i+1)
 				}))

@@ -166,7 +166,7 @@ func TestCrashedParticipantsBlockNoLongerThanTheirLease(t *testing.T) {
 			w.link.Cut()
 			start := time.Now()
 			// A waiter crashes while it waits, so it is granted the lock for the rest of its lease.
-			link := faultnet.New(redistest.MiniDial(w.Redis))
+			link := faultnet.New(w.Redis.Dial)
 			crashing := NewMutex(w.client(link), "x", WithTTL(short))
 			ctx, cancel := context.WithCancel(context.Background())
 			done := make(chan struct{})

@@ -6,8 +6,8 @@ import (
 	"sync"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
+	"github.com/redismutex/redismutex/internal/redistest"
 )
 
 // failures is a hook that makes the next calls of a client fail.
@@ -68,7 +68,7 @@ func (f *failures) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.Pro
 // A clock sets the clock of a server forward, from where it goes on. The clock of miniredis stands still once it has been set,
 // so it is set before whatever is sent to the server.
 type clock struct {
-	server *miniredis.Miniredis
+	server *redistest.MiniRedis
 
 	mu    sync.Mutex // guards ahead, and keeps the clock of the server from going back
 	ahead time.Duration
@@ -89,8 +89,8 @@ func (c *clock) set() {
 }
 
 // dial connects to the server.
-func (c *clock) dial(context.Context, string, string) (net.Conn, error) {
-	conn, err := c.server.Dial()
+func (c *clock) dial(ctx context.Context, network, addr string) (net.Conn, error) {
+	conn, err := c.server.Dial(ctx, network, addr)
 	return &clocked{conn, c}, err
 }
 

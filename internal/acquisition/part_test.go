@@ -300,7 +300,7 @@ func renewing(t *testing.T, l load, f func(*renewals)) {
 	synctest.Test(t, func(t *testing.T) {
 		m, direct := redistest.Mini(t)
 		direct.ScriptLoad(t.Context(), script.Refresh.Source())
-		r := &renewals{link: faultnet.New(redistest.MiniDial(m))}
+		r := &renewals{link: faultnet.New(m.Dial)}
 		rc := redistest.MiniClient(t, m, func(o *redis.Options) {
 			o.Dialer, o.PoolSize, o.PipelinePoolSize, o.PoolTimeout = r.link.Dial, l.connections, l.pipelines, time.Hour
 		})

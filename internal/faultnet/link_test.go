@@ -14,7 +14,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/redismutex/redismutex/internal/faultnet"
@@ -22,15 +21,15 @@ import (
 )
 
 // bubble runs a test in virtual time, with a link to a miniredis.
-func bubble(t *testing.T, test func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link)) {
+func bubble(t *testing.T, test func(t *testing.T, m *redistest.MiniRedis, l *faultnet.Link)) {
 	synctest.Test(t, func(t *testing.T) {
 		m, _ := redistest.Mini(t)
-		test(t, m, faultnet.New(redistest.MiniDial(m)))
+		test(t, m, faultnet.New(m.Dial))
 	})
 }
 
 // client returns a client that uses the link.
-func client(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link, mutate ...func(*redis.Options)) *redis.Client {
+func client(t *testing.T, m *redistest.MiniRedis, l *faultnet.Link, mutate ...func(*redis.Options)) *redis.Client {
 	return redistest.MiniClient(t, m, append(mutate, redistest.Through(l))...)
 }
 
@@ -55,7 +54,7 @@ func must(t *testing.T, err error) {
 }
 
 func TestHeldRequestArrivesAfterItsClientHasGone(t *testing.T) {
-	bubble(t, func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link) {
+	bubble(t, func(t *testing.T, m *redistest.MiniRedis, l *faultnet.Link) {
 		rc := client(t, m, l, impatient)
 		release := l.HoldRequest("late")
 		if err := rc.Set(t.Context(), "late", "v", 0).Err(); !isTimeout(err) {
@@ -79,7 +78,7 @@ func TestHeldRequestArrivesAfterItsClientHasGone(t *testing.T) {
 }
 
 func TestHeldRequestKeepsBackOnlyItsConnection(t *testing.T) {
-	bubble(t, func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link) {
+	bubble(t, func(t *testing.T, m *redistest.MiniRedis, l *faultnet.Link) {
 		rc := client(t, m, l)
 		release := l.HoldRequest("slow")
 		done := make(chan error)
@@ -95,7 +94,7 @@ func TestHeldRequestKeepsBackOnlyItsConnection(t *testing.T) {
 }
 
 func TestRequestQueuesBehindAHeldOneOfItsConnection(t *testing.T) {
-	bubble(t, func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link) {
+	bubble(t, func(t *testing.T, m *redistest.MiniRedis, l *faultnet.Link) {
 		c := dial(t, l)
 		release := l.HoldRequest("first")
 		send(t, c, "APPEND", "k", "first")
@@ -113,7 +112,7 @@ func TestRequestQueuesBehindAHeldOneOfItsConnection(t *testing.T) {
 }
 
 func TestRuleReleasedBeforeItMatchedIsGone(t *testing.T) {
-	bubble(t, func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link) {
+	bubble(t, func(t *testing.T, m *redistest.MiniRedis, l *faultnet.Link) {
 		l.HoldRequest("k")()
 		l.HoldReply("k")()
 		rc := client(t, m, l, impatient)
@@ -127,7 +126,7 @@ func TestRuleReleasedBeforeItMatchedIsGone(t *testing.T) {
 }
 
 func TestHeldReplyIsOfARequestThatHasRun(t *testing.T) {
-	bubble(t, func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link) {
+	bubble(t, func(t *testing.T, m *redistest.MiniRedis, l *faultnet.Link) {
 		rc := client(t, m, l)
 		release := l.HoldReply("k")
 		done := make(chan error, 1)
@@ -147,7 +146,7 @@ func TestHeldReplyIsOfARequestThatHasRun(t *testing.T) {
 }
 
 func TestLostReplyIsOfARequestThatHasRun(t *testing.T) {
-	bubble(t, func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link) {
+	bubble(t, func(t *testing.T, m *redistest.MiniRedis, l *faultnet.Link) {
 		l.LoseReply("counter", 2)
 		n, err := client(t, m, l).Incr(t.Context(), "counter").Result()
 		if err != nil || n != 3 {
@@ -160,7 +159,7 @@ func TestLostReplyIsOfARequestThatHasRun(t *testing.T) {
 }
 
 func TestDelayKeepsOrderAndDoesNotLimitThroughput(t *testing.T) {
-	bubble(t, func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link) {
+	bubble(t, func(t *testing.T, m *redistest.MiniRedis, l *faultnet.Link) {
 		c := dial(t, l)
 		l.SetDelay(time.Minute)
 		start := time.Now()
@@ -184,7 +183,7 @@ func TestDelayKeepsOrderAndDoesNotLimitThroughput(t *testing.T) {
 
 func TestHoleSwallowsWhatIsSentIntoIt(t *testing.T) {
 	for _, up := range []bool{true, false} {
-		bubble(t, func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link) {
+		bubble(t, func(t *testing.T, m *redistest.MiniRedis, l *faultnet.Link) {
 			rc := client(t, m, l, impatient)
 			must(t, rc.Ping(t.Context()).Err())
 			l.Hole(up, !up)
@@ -202,7 +201,7 @@ func TestHoleSwallowsWhatIsSentIntoIt(t *testing.T) {
 }
 
 func TestConnectionThatLostBytesStaysSilent(t *testing.T) {
-	bubble(t, func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link) {
+	bubble(t, func(t *testing.T, m *redistest.MiniRedis, l *faultnet.Link) {
 		c := dial(t, l)
 		l.Hole(true, false)
 		send(t, c, "SET", "k", "lost")
@@ -221,7 +220,7 @@ func TestConnectionThatLostBytesStaysSilent(t *testing.T) {
 }
 
 func TestServersEndIsLostInAHole(t *testing.T) {
-	bubble(t, func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link) {
+	bubble(t, func(t *testing.T, m *redistest.MiniRedis, l *faultnet.Link) {
 		c := dial(t, l)
 		l.Hole(false, true)
 		m.Close()
@@ -233,7 +232,7 @@ func TestServersEndIsLostInAHole(t *testing.T) {
 }
 
 func TestDialHangsInAHole(t *testing.T) {
-	bubble(t, func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link) {
+	bubble(t, func(t *testing.T, m *redistest.MiniRedis, l *faultnet.Link) {
 		l.Hole(true, false)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 		defer cancel()
@@ -251,7 +250,7 @@ func TestDialHangsInAHole(t *testing.T) {
 }
 
 func TestRefuseBearsOnNewDialsOnly(t *testing.T) {
-	bubble(t, func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link) {
+	bubble(t, func(t *testing.T, m *redistest.MiniRedis, l *faultnet.Link) {
 		rc := client(t, m, l)
 		must(t, rc.Ping(t.Context()).Err())
 		l.Refuse(true)
@@ -266,7 +265,7 @@ func TestRefuseBearsOnNewDialsOnly(t *testing.T) {
 }
 
 func TestCutClosesEveryConnection(t *testing.T) {
-	bubble(t, func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link) {
+	bubble(t, func(t *testing.T, m *redistest.MiniRedis, l *faultnet.Link) {
 		a, b := dial(t, l), dial(t, l)
 		l.Cut()
 		for _, c := range []net.Conn{a, b} {
@@ -287,7 +286,7 @@ func TestCutClosesEveryConnection(t *testing.T) {
 
 // A client has more idle connections than retries: it must see that they are dead without trying each of them.
 func TestPoolSeesACut(t *testing.T) {
-	bubble(t, func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link) {
+	bubble(t, func(t *testing.T, m *redistest.MiniRedis, l *faultnet.Link) {
 		rc := client(t, m, l, impatient)
 		var all sync.WaitGroup
 		l.SetDelay(time.Millisecond) // so that each command needs a connection of its own
@@ -304,7 +303,7 @@ func TestPoolSeesACut(t *testing.T) {
 }
 
 func TestServersEndReachesTheClientAfterItsReplies(t *testing.T) {
-	bubble(t, func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link) {
+	bubble(t, func(t *testing.T, m *redistest.MiniRedis, l *faultnet.Link) {
 		c := dial(t, l)
 		l.SetDelay(time.Second)
 		send(t, c, "PING")
@@ -321,7 +320,7 @@ func TestServersEndReachesTheClientAfterItsReplies(t *testing.T) {
 }
 
 func TestMessageIsLostOrLateByItself(t *testing.T) {
-	bubble(t, func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link) {
+	bubble(t, func(t *testing.T, m *redistest.MiniRedis, l *faultnet.Link) {
 		sub := client(t, m, l).Subscribe(t.Context(), "news")
 		defer sub.Close()
 		_, err := sub.Receive(t.Context())
@@ -349,7 +348,7 @@ func TestMessageIsLostOrLateByItself(t *testing.T) {
 }
 
 func TestEffectsCountWhatMetTraffic(t *testing.T) {
-	bubble(t, func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link) {
+	bubble(t, func(t *testing.T, m *redistest.MiniRedis, l *faultnet.Link) {
 		rc := client(t, m, l, impatient)
 		send := func() { rc.Incr(t.Context(), "k") }
 		send()
@@ -429,7 +428,7 @@ func TestFaultsOverTCP(t *testing.T) {
 
 // It calls every method concurrently, for the race detector.
 func TestControlsAreSafeForConcurrentUse(t *testing.T) {
-	bubble(t, func(t *testing.T, m *miniredis.Miniredis, l *faultnet.Link) {
+	bubble(t, func(t *testing.T, m *redistest.MiniRedis, l *faultnet.Link) {
 		rc := client(t, m, l, impatient)
 		var all sync.WaitGroup
 		for range 4 {

@@ -361,7 +361,7 @@ func play(t *rapid.T, nodes int) {
 		m, admin := redistest.Mini(t)
 		g.admins = append(g.admins, admin)
 		for p := range processes {
-			link := faultnet.New(redistest.MiniDial(m))
+			link := faultnet.New(m.Dial)
 			g.links = append(g.links, link)
 			processes[p] = append(processes[p], redistest.MiniClient(t, m, redistest.Through(link), func(o *redis.Options) { o.MaxRetries = -1 }))
 		}

@@ -5,6 +5,7 @@ import (
 	"net"
 	"runtime"
 	"strconv"
+	"sync"
 	"testing"
 	"testing/synctest"
 
@@ -25,21 +26,47 @@ func MiniLocks(tb testing.TB) {
 	}
 }
 
-// Mini returns a miniredis without a listener, whose clock is Go's, and a client of it. Both are closed when the test
-// ends. In a testing/synctest bubble they use the bubble's time, if Mini is called inside of it.
-func Mini(tb Cleaner) (*miniredis.Miniredis, *redis.Client) {
-	m := miniredis.NewMiniRedis()
+// A MiniRedis is a miniredis without a listener, whose clock is Go's. Once it is closed it refuses connections.
+type MiniRedis struct {
+	*miniredis.Miniredis
+
+	mu     sync.Mutex // guards closed: miniredis does not expect a connection while it closes, and starts again for a later one
+	closed bool
+}
+
+// Mini returns a MiniRedis and a client of it. Both are closed when the test ends. In a testing/synctest bubble they use the
+// bubble's time, if Mini is called inside of it.
+func Mini(tb Cleaner) (*MiniRedis, *redis.Client) {
+	m := &MiniRedis{Miniredis: miniredis.NewMiniRedis()}
 	m.ClockTTL(true)
 	tb.Cleanup(m.Close)
 	return m, MiniClient(tb, m)
 }
 
-// MiniClient returns another client of m. To connect it through a Link, use faultnet.New(redistest.MiniDial(m)).
-func MiniClient(tb Cleaner, m *miniredis.Miniredis, mutate ...func(*redis.Options)) *redis.Client {
+// Dial connects to m in memory, for any address.
+func (m *MiniRedis) Dial(context.Context, string, string) (net.Conn, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.closed {
+		return nil, net.ErrClosed
+	}
+	return m.Miniredis.Dial()
+}
+
+// Close closes all connections, and waits for the commands under way.
+func (m *MiniRedis) Close() {
+	m.mu.Lock()
+	m.closed = true
+	m.mu.Unlock()
+	m.Miniredis.Close()
+}
+
+// MiniClient returns another client of m. To connect it through a Link, use faultnet.New(m.Dial).
+func MiniClient(tb Cleaner, m *MiniRedis, mutate ...func(*redis.Options)) *redis.Client {
 	opt := &redis.Options{
 		// It is never dialled, but it must be an IP: go-redis resolves a name, in goroutines outside of the bubble.
 		Addr:   "127.0.0.1:6379",
-		Dialer: MiniDial(m),
+		Dialer: m.Dial,
 		// go-redis waits for the answer to CLIENT MAINT_NOTIFICATIONS under a mutex, and in a bubble no time passes while
 		// a goroutine waits for a mutex.
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
@@ -70,9 +97,4 @@ func forgetTimers(rc *redis.Client) {
 		runtime.GC() // a sync.Pool keeps its values for one collection more
 		runtime.GC()
 	}
-}
-
-// MiniDial returns a function that connects to m in memory, for any address.
-func MiniDial(m *miniredis.Miniredis) func(ctx context.Context, network, addr string) (net.Conn, error) {
-	return func(context.Context, string, string) (net.Conn, error) { return m.Dial() }
 }

@@ -2,6 +2,7 @@ package redistest
 
 import (
 	"context"
+	"errors"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -9,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 )
 
@@ -55,8 +57,8 @@ func TestMiniClientConnectsSlowly(t *testing.T) {
 		m, _ := Mini(t)
 		var delay atomic.Int64
 		rc := MiniClient(t, m, func(o *redis.Options) {
-			o.Dialer = func(context.Context, string, string) (net.Conn, error) {
-				c, err := m.Dial()
+			o.Dialer = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				c, err := m.Dial(ctx, network, addr)
 				return &slow{c, time.Millisecond + time.Duration(delay.Add(1))*100*time.Microsecond}, err
 			}
 		})
@@ -81,4 +83,31 @@ type slow struct {
 func (c *slow) Write(b []byte) (int, error) {
 	Elapse(c.delay) // virtual
 	return c.Conn.Write(b)
+}
+
+// What the library does in the background may connect when its test has ended.
+func TestMiniRefusesConnectionsOnceItIsClosed(t *testing.T) {
+	for range 300 {
+		m := &MiniRedis{Miniredis: miniredis.NewMiniRedis()}
+		var started, ended sync.WaitGroup
+		started.Add(1)
+		ended.Go(func() {
+			for first := true; ; first = false {
+				c, err := m.Dial(t.Context(), "", "")
+				if first {
+					started.Done()
+				}
+				if err != nil {
+					if !errors.Is(err, net.ErrClosed) {
+						t.Error(err)
+					}
+					return
+				}
+				c.Close()
+			}
+		})
+		started.Wait()
+		m.Close()
+		ended.Wait()
+	}
 }

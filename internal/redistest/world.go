@@ -6,7 +6,6 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"github.com/alicebob/miniredis/v2"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/redismutex/redismutex/internal/faultnet"
@@ -16,7 +15,7 @@ import (
 // nanosecond. Each process has a network of its own, which fails on demand.
 type World struct {
 	*testing.T
-	Redis *miniredis.Miniredis
+	Redis *MiniRedis
 	Admin *redis.Client // a client of Redis whose network never fails
 	links []*faultnet.Link
 }
@@ -41,7 +40,7 @@ func InVirtualTime(t *testing.T, test func(w *World)) {
 
 // Process returns the client of another process, and its network.
 func (w *World) Process(mutate ...func(*redis.Options)) (*redis.Client, *faultnet.Link) {
-	link := faultnet.New(MiniDial(w.Redis))
+	link := faultnet.New(w.Redis.Dial)
 	w.links = append(w.links, link)
 	return MiniClient(w, w.Redis, append(mutate, Through(link))...), link
 }

@@ -234,7 +234,7 @@ func (e *era) end() {
 
 // A node is a server.
 type node struct {
-	mini     *miniredis.Miniredis
+	mini     *redistest.MiniRedis
 	link     *faultnet.Link // between the server and all processes
 	messages *miniredis.Subscriber
 	mu       sync.Mutex
@@ -258,7 +258,7 @@ type lease struct {
 
 func newNode(t *testing.T, random *rand.Rand, observed bool) *node {
 	m, rc := redistest.Mini(t)
-	n := &node{mini: m, link: faultnet.New(redistest.MiniDial(m)), messages: m.NewSubscriber()}
+	n := &node{mini: m, link: faultnet.New(m.Dial), messages: m.NewSubscriber()}
 	n.ahead = time.Duration(random.Int64N(int64(time.Hour)))
 	rc.Ping(t.Context()) // the server exists from the first connection on
 	m.Server().SetPreHook(func(_ *server.Peer, command string, args ...string) bool {
