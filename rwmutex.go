@@ -111,7 +111,8 @@ func checkClients(nodes []redis.Scripter) (err error) {
 }
 
 // Lock locks for writing. If the lock is held by others, Lock blocks until it is granted. It returns false if it cannot be
-// granted. The reason is logged, unless it is that others hold the lock (see [WithWait]). Use [RWMutex.LockContext] to get an error, or to bound the wait.
+// granted. The reason is logged, unless it is that others hold the lock (see [WithWait]). Use [RWMutex.LockContext] to get
+// an error, or to bound the wait.
 func (m *RWMutex) Lock(opt ...LockOption) (*Lock, bool) {
 	return m.lockOrLog(request{write: true}, opt)
 }
@@ -145,7 +146,8 @@ func (m *RWMutex) TryRLock(opt ...LockOption) (*Lock, bool) {
 //
 // The error matches ctx's error and its cause, or one of [ErrUpgrade], [ErrMaxHold], [ErrRevoked], [ErrRedis], [ErrNotLock] and
 // [ErrInvalid]. An error of Redis at the first attempt is returned at once. Once the call is in the queue, such errors are
-// logged, and it waits on until ctx ends. [WithWait] bounds the wait without bounding the lock.
+// logged, and it waits on until ctx ends. [WithWait] bounds the wait without bounding the lock; the error of a wait that was
+// too long matches [ErrLock].
 func (m *RWMutex) LockContext(ctx context.Context, opt ...LockOption) (*Lock, error) {
 	return m.lock(request{ctx: ctx, given: true, write: true}, opt)
 }

@@ -233,6 +233,46 @@ func TestLostUnlockReplyDelaysNobody(t *testing.T) {
 		}
 		release()
 		w.unlock(l)
+
+		// The same where the reply is lost before the waiter knows that it waits.
+		holder = w.lock(mutex, true)
+		release = w.link.HoldReply(script.Lock.Digest())
+		next = w.later(mutex, true)
+		w.link.LoseReply(script.Unlock.Digest(), 1)
+		_ = holder.UnlockContext(context.Background())
+		synctest.Wait()
+		release()
+		l, took = w.got(next)
+		if took > 10*time.Millisecond {
+			t.Errorf("it took %v, want at most %v", took, 10*time.Millisecond)
+		}
+		w.unlock(l)
+	})
+}
+
+// A grant that is published before the subscription is in place is not missed, though the subscription is confirmed before
+// the waiter knows that it waits.
+func TestGrantBeforeTheSubscriptionIsNotMissed(t *testing.T) {
+	inBubble(t, func(w *world) {
+		mutex := NewMutex(w.client(w.link), "x")
+		holder, err := mutex.TryLockContext(w.Context()) // a try: no turn begins, so the reader asks Redis
+		if err != nil {
+			t.Fatal(err)
+		}
+		next := w.later(mutex, false)
+		confirm := w.link.HoldRequest("subscribe")
+		answer := w.link.HoldReply(script.Refresh.Digest())
+		go holder.Downgrade(w.Context()) // with the reader's acquire in front
+		synctest.Wait()
+		confirm()
+		synctest.Wait()
+		answer()
+		l, took := w.got(next)
+		if took > 10*time.Millisecond {
+			t.Errorf("it took %v, want at most %v", took, 10*time.Millisecond)
+		}
+		w.unlock(l)
+		w.unlock(holder)
 	})
 }
 

@@ -216,8 +216,8 @@ func (a *Acquisition) Pushed() bool {
 func (a *Acquisition) Until() clock.Instant { return clock.Instant(a.until.Load()) }
 
 // Acquire asks the nodes for the lock and waits until it is granted, or will not be granted, or ctx ends. It returns
-// ErrRetry if the acquisition was superseded, or lost before its owner has used it. If a hook or a logger
-// panics, the request is withdrawn.
+// ErrRetry if the acquisition was superseded, or lost before its owner has used it. If a hook or a logger panics, the request
+// is withdrawn.
 func (a *Acquisition) Acquire(ctx context.Context) error {
 	returned := false
 	defer func() {

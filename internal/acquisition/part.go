@@ -77,13 +77,13 @@ func (p *part) acquire(ctx context.Context) {
 			return
 		}
 		if err != nil {
-			p = p.onAcquired(clock.Now(), script.Reply{}, notSent{err})
+			p = p.onAcquired(clock.Now(), 0, script.Reply{}, notSent{err})
 			continue
 		}
-		sent := clock.Now()
+		sent, looks := clock.Now(), p.Node.Mailbox.Looks()
 		c := p.acquireCommand(try)
 		r, err := p.Node.Call(ctx, a.Config.TTL, c, place)
-		p = p.onAcquired(sent, r, err)
+		p = p.onAcquired(sent, looks, r, err)
 	}
 }
 
@@ -173,15 +173,16 @@ type notSent struct{ error }
 
 func (e notSent) Unwrap() error { return e.error }
 
-// onAcquired takes the answer to an acquire that was sent at that instant. It returns the part that is to ask next.
-func (p *part) onAcquired(sent clock.Instant, r script.Reply, err error) (next *part) {
+// onAcquired takes the answer to an acquire that was sent at that instant, when the waiters of the node had had to look that
+// often. It returns the part that is to ask next.
+func (p *part) onAcquired(sent clock.Instant, looks uint32, r script.Reply, err error) (next *part) {
 	a := p.acq
 	p.Node.Note(r, a.Config.Log)
 	a.nodes().onAnswer(p, sent, r.Last, err)
 	var n news
 	a.mu.Lock()
 	if p.asking {
-		next, n = p.acquired(sent, r, err)
+		next, n = p.acquired(sent, looks, r, err)
 	} else if r.Status == script.Granted || r.Status == script.Waiting {
 		// The id has been released already, but the node may have restarted since and lost the tombstone.
 		p.Node.Renewer.Release(&p.Lease)
@@ -191,7 +192,7 @@ func (p *part) onAcquired(sent clock.Instant, r script.Reply, err error) (next *
 	return next
 }
 
-func (p *part) acquired(sent clock.Instant, r script.Reply, err error) (next *part, _ news) {
+func (p *part) acquired(sent clock.Instant, looks uint32, r script.Reply, err error) (next *part, _ news) {
 	a := p.acq
 	p.asking = false
 	if a.Config.Timeout > 0 {
@@ -237,6 +238,9 @@ func (p *part) acquired(sent clock.Instant, r script.Reply, err error) (next *pa
 		p.Acknowledge(sent)
 		a.decide()
 		p.Node.Renewer.Renew(&p.Lease, p.granted && a.state == held, sent, r)
+		if !p.granted && p.Node.Mailbox.Looks() != looks { // the others have looked while p could not
+			p.Look()
+		}
 	}
 	return next, news{}
 }

@@ -67,8 +67,8 @@ func (p *part) callBehind(ctx context.Context, front *part, c script.Command, pl
 	if front == nil || !front.begin() {
 		return p.Node.Call(ctx, a.Config.TTL, c, place)
 	}
-	sent := clock.Now()
-	onAcquired := func(r script.Reply, err error) { front.onAcquired(sent, r, err).start() }
+	sent, looks := clock.Now(), p.Node.Mailbox.Looks()
+	onAcquired := func(r script.Reply, err error) { front.onAcquired(sent, looks, r, err).start() }
 	return p.Node.CallBoth(ctx, a.Config.TTL, front.acquireCommand(false), onAcquired, c, place)
 }
 

@@ -148,22 +148,9 @@ func TestLostAcquisitionServesNobody(t *testing.T) {
 // T3: a writer has left the acquisition when the next one is granted it. So the next one is the only writer, and may
 // downgrade at once.
 func TestHolderHasLeftBeforeTheNextIsGranted(t *testing.T) {
-	redistest.MiniLocks(t)
-	synctest.Test(t, func(t *testing.T) {
-		defer redistest.Elapse(10 * time.Minute)
-		_, rc := redistest.Mini(t)
-		c := newConfig(firstCome, rc)
-		keys, _ := script.NewKeys("x")
-		holder, next, downgraded := &caller{}, &caller{}, make(chan error, 1)
-		if err := holder.lock.Acquire(t.Context(), c, keys, true, false, holder); err != nil {
-			t.Fatal(err)
-		}
-		go func() {
-			err := next.lock.Acquire(t.Context(), c, keys, true, false, next)
-			downgraded <- errors.Join(err, next.lock.Downgrade(t.Context()))
-		}()
-		synctest.Wait()
-		if err := errors.Join(holder.lock.Unlock(t.Context()), <-downgraded, next.lock.Unlock(t.Context())); err != nil {
+	downgrade := func(next *caller) error { return next.lock.Downgrade(context.Background()) }
+	behindAWriter(t, downgrade, func(t *testing.T, holder, next *caller, served <-chan error) {
+		if err := errors.Join(holder.lock.Unlock(t.Context()), <-served, next.lock.Unlock(t.Context())); err != nil {
 			t.Error(err)
 		}
 		if err := holder.lock.Unlock(t.Context()); !errors.Is(err, lockerr.ErrUnlocked) {
@@ -172,8 +159,9 @@ func TestHolderHasLeftBeforeTheNextIsGranted(t *testing.T) {
 	})
 }
 
-// T11: the acquisition is lost while its holder unlocks and the next one is about to be served. The queue goes on.
-func TestLossDuringAnUnlockIsNotTheEndOfTheQueue(t *testing.T) {
+// behindAWriter runs a test in virtual time, in which a writer holds a lock and the next one waits. Once that is granted
+// the lock it calls granted.
+func behindAWriter(t *testing.T, granted func(next *caller) error, test func(t *testing.T, holder, next *caller, served <-chan error)) {
 	redistest.MiniLocks(t)
 	synctest.Test(t, func(t *testing.T) {
 		defer redistest.Elapse(10 * time.Minute)
@@ -184,9 +172,19 @@ func TestLossDuringAnUnlockIsNotTheEndOfTheQueue(t *testing.T) {
 		if err := holder.lock.Acquire(t.Context(), c, keys, true, false, holder); err != nil {
 			t.Fatal(err)
 		}
-		go func() { served <- next.lock.Acquire(t.Context(), c, keys, true, false, next) }()
+		go func() {
+			err := next.lock.Acquire(t.Context(), c, keys, true, false, next)
+			served <- errors.Join(err, granted(next))
+		}()
 		synctest.Wait()
+		test(t, holder, next, served)
+	})
+}
 
+// T11: the acquisition is lost while its holder unlocks and the next one is about to be served. The queue goes on.
+func TestLossDuringAnUnlockIsNotTheEndOfTheQueue(t *testing.T) {
+	unlock := func(next *caller) error { return next.lock.Unlock(context.Background()) }
+	behindAWriter(t, unlock, func(t *testing.T, holder, _ *caller, served <-chan error) {
 		queues.Lock() // the unlock waits for it, when the holder has left and nobody else is served yet
 		unlocked := make(chan error, 1)
 		go func() { unlocked <- holder.lock.Unlock(context.Background()) }()
@@ -204,7 +202,7 @@ func TestLossDuringAnUnlockIsNotTheEndOfTheQueue(t *testing.T) {
 		redistest.Elapse(ttl)
 		select {
 		case err := <-served:
-			if err := errors.Join(err, next.lock.Unlock(t.Context())); err != nil {
+			if err != nil {
 				t.Error(err)
 			}
 		default:

@@ -60,6 +60,7 @@ type Box struct {
 	sub     Subscriber
 	revoked func(n uint64)
 	hears   atomic.Bool
+	looks   atomic.Uint32
 
 	mu      sync.Mutex
 	waiters map[uint64]Waiter
@@ -85,6 +86,10 @@ func (b *Box) Name() string { return b.name }
 
 // Hears reports whether the subscription is in place.
 func (b *Box) Hears() bool { return b.hears.Load() }
+
+// Looks returns how often waiters have had to look so far, because messages may have been lost. A waiter whose acquire was
+// under way meanwhile could not, and has to look when that is answered.
+func (b *Box) Looks() uint32 { return b.looks.Load() }
 
 // Join delivers the messages for an id to w, and opens the mailbox if it is
 // closed. The channel it returns is closed when the subscription has been
@@ -245,6 +250,7 @@ func (b *Box) setHears(stop <-chan struct{}, hears bool) {
 	if changed || hears {
 		waiters = b.all()
 		b.swept = time.Now()
+		b.looks.Add(1)
 	}
 	b.mu.Unlock()
 	for _, w := range waiters {
@@ -302,6 +308,7 @@ func (b *Box) sweep() {
 			}
 		}
 		clear(b.lost)
+		b.looks.Add(1)
 		b.mu.Unlock()
 		for _, w := range waiters {
 			w.Look()

@@ -57,7 +57,7 @@ func onServers(test string) checker {
 
 var mutants = []mutant{
 	// Trust.
-	{"trust counts from the reply", "internal/acquisition/part.go", "		p = p.onAcquired(sent, r, err)\n", "		p = p.onAcquired(max(sent, clock.Now()), r, err)\n", sim},
+	{"trust counts from the reply", "internal/acquisition/part.go", "		p = p.onAcquired(sent, looks, r, err)\n", "		p = p.onAcquired(max(sent, clock.Now()), looks, r, err)\n", sim},
 	{"no timer ends the trust", "internal/node/renewer.go", "func() { l.owner.OnExpired(ErrExpired) }", "func() {}", sim},
 	{"a grant message is taken for a new lease", "internal/acquisition/part.go", "		p.grant(clock.Now(), token)\n		if p.in {",
 		"		p.grant(clock.Now(), token)\n		p.Acknowledge(clock.Now())\n		if p.in {", sim},
@@ -276,6 +276,8 @@ var mutants = []mutant{
 	{"a request that is not wanted any more is made", "internal/acquisition/several.go", "	if s.state != pending {\n", "	if false {\n", checker{"./internal/acquisition", "^TestSupersededRequestIsNotMade$", []string{"-timeout=20s"}}},
 
 	// What an operator does, and what bounds a lock.
+	{"a subscription that begins makes those look that wait, and not those that ask", "internal/acquisition/part.go", "!p.granted && p.Node.Mailbox.Looks() != looks", "false", scenario("TestGrantBeforeTheSubscriptionIsNotMissed")},
+	{"messages that are lost while a waiter asks are not noticed", "internal/mailbox/mailbox.go", "		clear(b.lost)\n		b.looks.Add(1)\n", "		clear(b.lost)\n", scenario("TestLostUnlockReplyDelaysNobody")},
 	{"a short TTL closes the mailbox", "internal/mailbox/mailbox.go", "open.After(b.open)", "true", scenario("TestHolderWithALongTTLListensAfterOneWithAShortOne")},
 	{"a tombstone is revoked", "revoke.go", " || id[0] == '-'", "", scenario("TestRevokeTakesNoTombstone")},
 	{"a foreign waiter is taken for one of ours", "lua/lib/foreign.lua", " or not is_waiter(call('ZRANGE', INTENTS, '0', '0')[1] or 'w')", "", ofScripts("TestForeignWaiterIsAnError")},

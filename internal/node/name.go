@@ -87,9 +87,9 @@ func safe(name string) string {
 	return string(b)
 }
 
-// An id is "<mailbox>:<n>". The ids of an acquisition have numbers from one block of a thousand: each node has one of them at a time, the
-// first one or, where that was given up, a later one. So the ids that an acquisition has on several nodes are known to belong
-// together, whatever their mailboxes are.
+// An id is "<mailbox>:<n>". The ids of an acquisition have numbers from one block of a thousand: each node has one of them at
+// a time, the first one or, where that was given up, a later one. So the ids that an acquisition has on several nodes are
+// known to belong together, whatever their mailboxes are.
 const idsEach = 1000
 
 var acquisitions atomic.Uint64
