@@ -101,6 +101,7 @@ func runCommand(args []string, stdout, stderr io.Writer) error {
 	if *quick {
 		b.turn, b.rounds, b.often = 20*time.Millisecond, 1, 1
 		heldCounts, waitCounts = []int{20, 100}, []int{10, 50, 100}
+		teamSizes, sections = []int{16}, sections[:2]
 	}
 	err = b.measure(match, results, stderr)
 	return errors.Join(err, results.save(filepath.Join(*root, jsonFile)), results.render(*root, stdout))
