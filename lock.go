@@ -73,7 +73,7 @@ func (l *Lock) open(r request, outer *core, o *owner) error {
 	if o != nil {
 		l.cancel = o.dropping(l.core, l.cancel)
 	}
-	until, u := r.until, (*user)(l)
+	until, u := r.waitCtx, (*user)(l)
 	if r.call != nil {
 		l.cancel = r.call.ending(l.cancel)
 		until = context.WithValue(until, callKey{}, r.call)

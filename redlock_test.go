@@ -616,6 +616,43 @@ func TestRestartsOneByOneLoseNothing(t *testing.T) {
 	}
 }
 
+// A second node may fail right after the first one has been acquired again, also if another request had that one for a while.
+func TestNodesThatFailSoonOneAfterTheOtherLoseNothing(t *testing.T) {
+	for _, taken := range []bool{false, true} {
+		onNodes(t, 3, func(ns *nodes) {
+			l := ns.lock(ns.mutex(), true)
+			synctest.Wait()
+			ns.links[2].SetDelay(10 * time.Millisecond) // it is acquired again after the others have been renewed
+			ns.minis[2].FlushAll()
+			ctx, cancel := context.WithCancel(context.Background())
+			defer cancel()
+			var other chan error
+			if taken {
+				other = make(chan error, 1)
+				go func() {
+					_, err := ns.mutex().LockContext(ctx) // it has the third node, and waits for the others
+					other <- err
+				}()
+			}
+			redistest.Elapse(DefaultTTL * 3 / 4)
+			if held, waits := ns.holders(); held != 3 || (waits == 3) != taken {
+				ns.Fatalf("%d nodes are held, and on %d somebody waits", held, waits)
+			}
+			if taken {
+				cancel()
+				ns.matches(<-other, context.Canceled)
+				redistest.Elapse(50 * time.Millisecond)
+			}
+			ns.minis[0].FlushAll()
+			redistest.Elapse(DefaultTTL)
+			if held, _ := ns.holders(); held != 3 || l.Err() != nil {
+				ns.Fatalf("taken %v: held on %d nodes, %v", taken, held, context.Cause(l))
+			}
+			ns.unlock(l)
+		})
+	}
+}
+
 // A lock is lost when a majority forgets it, also if each node is acquired again before the next one's loss is noticed.
 func TestLockIsLostWhenAMajorityForgetsIt(t *testing.T) {
 	for _, apart := range []time.Duration{0, 20 * time.Millisecond} {
@@ -628,6 +665,9 @@ func TestLockIsLostWhenAMajorityForgetsIt(t *testing.T) {
 			}
 			redistest.Elapse(DefaultTTL)
 			ns.matchesLost(context.Cause(l))
+			if apart > 0 && !strings.Contains(context.Cause(l).Error(), "nodes hold it, not all of them without a gap, 3 needed") {
+				ns.Errorf("%v: want it told that nodes were acquired again", context.Cause(l))
+			}
 			ns.matches(l.UnlockContext(ns.Context()), ErrLockLost)
 		})
 	}

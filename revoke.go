@@ -46,7 +46,7 @@ func (m *RWMutex) Revoke(ctx context.Context, id string, opt ...LockOption) erro
 		case reply.Status == script.Foreign:
 			return lockerr.Foreign(reply.Data)
 		}
-		n.Note(reply, m.config.Log)
+		n.CheckPublish(reply, m.config.Log)
 		known[i] = reply.Status != script.Gone
 		return nil
 	})

@@ -195,7 +195,7 @@ type request struct {
 	m       *RWMutex // set by complete, as keys is
 	ctx     context.Context
 	given   bool            // the caller passed ctx as an argument
-	until   context.Context // ends the wait; ctx, or one that descends from it
+	waitCtx context.Context // ends the wait; ctx, or one that descends from it
 	bounded bool            // the wait is bounded, by wait
 	wait    time.Duration
 	write   bool
@@ -259,7 +259,7 @@ func (m *RWMutex) complete(r *request, opt []LockOption) error {
 	if r.ctx == nil {
 		r.ctx = context.Background()
 	}
-	r.until = r.ctx
+	r.waitCtx = r.ctx
 	if r.bounded {
 		if r.try {
 			return fmt.Errorf("%w: WithWait does not apply to a try", ErrInvalid)
@@ -316,7 +316,7 @@ func (r request) acquireWithin() (*Lock, error) {
 	within := func(d time.Duration) (l *Lock, over bool, err error) {
 		until, cancel := context.WithTimeout(r.ctx, d)
 		defer cancel()
-		r.until = until
+		r.waitCtx = until
 		l, err = r.acquire()
 		if over = errors.Is(err, context.DeadlineExceeded); over && r.ctx.Err() != nil { // the caller's own has ended, too
 			return nil, false, lockerr.Ended(r.ctx, r.keys.Name())

@@ -115,7 +115,7 @@ type nodes interface {
 	onAcknowledged(p *part, sent clock.Instant)
 	// onLate releases p, whose acquire was answered when the lock was not wanted any more.
 	onLate(p *part, r script.Reply, err error)
-	// onTimeout does what p has asked its renewer to wake it for. It takes the mutex.
+	// onTimeout does what p has set a time-out for. It takes the mutex.
 	onTimeout(p *part)
 	// down returns why the node of p is not asked for now, or nil.
 	down(p *part) error

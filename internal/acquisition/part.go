@@ -152,7 +152,7 @@ func (p *part) begin() bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if p.asking = p.active(); p.asking && a.Config.Timeout > 0 {
-		p.Node.Renewer.Wake(&p.Lease, clock.Now().Add(a.Config.Timeout))
+		p.Node.Renewer.SetTimeout(&p.Lease, clock.Now().Add(a.Config.Timeout))
 	}
 	return p.asking
 }
@@ -177,7 +177,7 @@ func (e notSent) Unwrap() error { return e.error }
 // often. It returns the part that is to ask next.
 func (p *part) onAcquired(sent clock.Instant, looks uint32, r script.Reply, err error) (next *part) {
 	a := p.acq
-	p.Node.Note(r, a.Config.Log)
+	p.Node.CheckPublish(r, a.Config.Log)
 	a.nodes().onAnswer(p, sent, r.Last, err)
 	var n news
 	a.mu.Lock()
@@ -486,7 +486,7 @@ func (p *part) acquireSoon() {
 	case p.acq.nodes().down(p) != nil:
 		p.acquireLater()
 	case p.failed > 1:
-		p.Node.Renewer.Wake(&p.Lease, clock.Now().Add(min(minBackoff<<(p.failed-1), maxBackoff)))
+		p.Node.Renewer.SetTimeout(&p.Lease, clock.Now().Add(min(minBackoff<<(p.failed-1), maxBackoff)))
 	default:
 		p.start()
 	}
@@ -494,5 +494,5 @@ func (p *part) acquireSoon() {
 
 // acquireLater has p ask a node that is down when that is tried again.
 func (p *part) acquireLater() {
-	p.Node.Renewer.Wake(&p.Lease, clock.Now().Add(node.RetryAfter))
+	p.Node.Renewer.SetTimeout(&p.Lease, clock.Now().Add(node.RetryAfter))
 }

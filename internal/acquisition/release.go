@@ -50,7 +50,7 @@ func (p *part) release(ctx context.Context, front *part) vote {
 		return vote{part: p, err: err}
 	}
 	confirmed = true
-	n.Note(r, p.acq.Config.Log)
+	n.CheckPublish(r, p.acq.Config.Log)
 	if r.Grants != "" { // to others of this process, who have been told
 		runtime.Gosched() // a goroutine that was granted the lock goes first
 	}

@@ -20,16 +20,16 @@ import (
 type severalNodes struct {
 	*Acquisition
 
-	parts  []*part // one for each node
-	origin Origin
-	rank   any       // its place in the queue of every node, a string, as scripts take it
-	floor  uint64    // its token must be no lower; 0 unless it asked a node late, see onAcknowledged
-	name   string    // its id, once it is granted
-	votes  chan vote // takes the answers to releases; nil: nobody waits for them
-	ticket ticket
+	parts    []*part // one for each node
+	origin   Origin
+	scoreArg any       // its place in the queue of every node, a string, as scripts take it
+	floor    uint64    // its token must be no lower; 0 unless it asked a node late, see onAcknowledged
+	name     string    // its id, once it is granted
+	votes    chan vote // takes the answers to releases; nil: nobody waits for them
+	ticket   ticket
 
 	grantedAt clock.Instant
-	since     []clock.Instant // when each node was acquired, if that was after the grant
+	since     []clock.Instant // when each node was acquired, if that was after the grant; Never: it is waited for since then
 }
 
 func newSeveralNodes(a *Acquisition, origin Origin) *severalNodes {
@@ -40,7 +40,7 @@ func newSeveralNodes(a *Acquisition, origin Origin) *severalNodes {
 	s := &severalNodes{
 		Acquisition: a,
 		parts:       make([]*part, n),
-		rank:        script.Score(origin.Rank, a.Config.First(a.write)),
+		scoreArg:    script.Score(origin.Rank, a.Config.First(a.write)),
 		origin:      origin,
 		since:       slices.Repeat([]clock.Instant{clock.Always}, n),
 	}
@@ -52,7 +52,7 @@ func newSeveralNodes(a *Acquisition, origin Origin) *severalNodes {
 }
 
 func (s *severalNodes) id() string { return s.name }
-func (s *severalNodes) score() any { return s.rank }
+func (s *severalNodes) score() any { return s.scoreArg }
 
 func (s *severalNodes) acquire(ctx context.Context) error {
 	waited, err := s.ticket.take(ctx, s.Config.Nodes[0].Requests, s.majority())
@@ -254,8 +254,13 @@ func (s *severalNodes) heldSince(from clock.Instant) bool {
 }
 
 func (s *severalNodes) onGranted(p *part, sent clock.Instant) {
+	since := &s.since[p.index()]
+	again := *since == clock.Never
 	if s.isAfterGrant(sent) {
-		s.since[p.index()] = clock.Now()
+		*since = clock.Now()
+	}
+	if again {
+		s.renewAll()
 	}
 }
 
@@ -266,15 +271,22 @@ func (s *severalNodes) onGranted(p *part, sent clock.Instant) {
 // greater than their tokens: these come from ranks too. An older request has waited, and may rank before them: its token
 // is at least what its rank would be if it were made now.
 //
-// A lock that is acquired again on a node is renewed on all nodes at once. If the nodes then fail one after the other, each
-// is known to have held the lock when the last one was acquired again.
+// A lock that is acquired again on a node is renewed on all nodes at once, as soon as that one has granted it. If the nodes
+// then fail one after the other, each is known to have held the lock when the last one was acquired again.
 func (s *severalNodes) onAcknowledged(p *part, sent clock.Instant) {
 	if waited := time.Duration(sent - s.origin.Asked); p.Write && waited > s.Config.TTL/2 {
 		s.floor = max(s.floor, uint64(s.origin.Rank+waited.Microseconds()))
 	}
-	if !p.granted || !s.isAfterGrant(sent) {
-		return
+	switch {
+	case !s.isAfterGrant(sent):
+	case p.granted:
+		s.renewAll()
+	default:
+		s.since[p.index()] = clock.Never
 	}
+}
+
+func (s *severalNodes) renewAll() {
 	for _, p := range s.parts {
 		if p.counts() {
 			p.Look()
@@ -299,7 +311,7 @@ func (s *severalNodes) onTimeout(p *part) {
 	switch {
 	case p.asking:
 		if overdue := p.Node.Health.Overdue(asked, sent, s.Config.Timeout); overdue > clock.Now() {
-			p.Node.Renewer.Wake(&p.Lease, overdue)
+			p.Node.Renewer.SetTimeout(&p.Lease, overdue)
 			break
 		}
 		p.asking, p.Tombstone = false, true
@@ -499,7 +511,12 @@ func (s *severalNodes) explainRefusal() error {
 	return fmt.Errorf("redismutex: lock %q: %w", s.Keys.Name(), s.explainNodes("have granted it"))
 }
 
-func (s *severalNodes) explainLoss(error) error { return s.explainNodes("hold it") }
+func (s *severalNodes) explainLoss(error) error {
+	if s.hasMajority() {
+		return s.explainNodes("hold it, not all of them without a gap")
+	}
+	return s.explainNodes("hold it")
+}
 
 func (s *severalNodes) explainTally(ctx context.Context, t tally, call, done string) error {
 	format, args := "redismutex: %s %q: %d of %d nodes %s", []any{call, s.Keys.Name(), t.yes, len(s.parts), done}

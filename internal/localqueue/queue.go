@@ -27,7 +27,7 @@
 //	T7   An acquisition without users that may not serve the head is released at once; the head's acquire goes in front
 //	     (Lock.Unlock).
 //	T8   When its turn is over, a read acquisition keeps its readers, and a write acquisition that has only readers is
-//	     downgraded (queue.endTurns, turn.wake).
+//	     downgraded (queue.endTurns, turn.checkLater).
 //	T9   A try is served if nobody waits, and fails without a call if it conflicts with a lock or a waiter of its queue;
 //	     else it asks Redis, and begins no turn (queue.try).
 //	T10  A token is the server's × 1024 + the number of the write lock under its acquisition (Lock.Token).
@@ -351,7 +351,7 @@ func (q *queue) endTurns(now clock.Instant) {
 			}
 			q.spend(t)
 		case t.write:
-			t.wake(now)
+			t.checkLater(now)
 		}
 	}
 }
@@ -433,18 +433,18 @@ func (q *queue) onLost(t *turn) {
 func (q *queue) onTurnOver(t *turn) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	t.woken = false
+	t.checking = false
 	q.goOn(q.update())
 }
 
 // queues has the queue of every key that somebody of this process holds or waits for, except those of strict requests.
 var queues struct {
 	sync.Mutex
-	m map[name]*queue
+	m map[queueKey]*queue
 }
 
-// A name is what the requests of one queue have in common.
-type name struct {
+// A queueKey is what the requests of one queue have in common.
+type queueKey struct {
 	kind unique.Handle[acquisition.Kind]
 	key  string
 }
@@ -460,10 +460,10 @@ type memory struct {
 func enter(c *acquisition.Config, keys *script.Keys) (q *queue, own *memory) {
 	queues.Lock()
 	defer queues.Unlock()
-	n := name{c.Kind, keys.Name()}
+	n := queueKey{c.Kind, keys.Name()}
 	if q = queues.m[n]; q == nil {
 		if queues.m == nil {
-			queues.m = map[name]*queue{}
+			queues.m = map[queueKey]*queue{}
 		}
 		own = new(memory)
 		q = &own.queue
@@ -482,7 +482,7 @@ func (q *queue) leave(c *acquisition.Config, keys *script.Keys, requests int32) 
 	defer queues.Unlock()
 	q.requests -= requests
 	if q.requests == 0 {
-		delete(queues.m, name{c.Kind, keys.Name()})
+		delete(queues.m, queueKey{c.Kind, keys.Name()})
 	}
 }
 

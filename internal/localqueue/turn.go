@@ -19,11 +19,11 @@ type turn struct {
 	next  *turn  // of those that may serve
 	locks *Lock  // one of those that are held under it, which are a ring; nil: none
 
-	ends   clock.Instant // Never: it has served nobody; Always: it may serve nobody else
-	users  int32         // how many grants for reading there are under it; -1: one for writing
-	grants int16         // how many grants for writing there have been under it
-	write  bool          // it may serve writers
-	woken  bool          // a timer will look whether the turn is over
+	ends     clock.Instant // Never: it has served nobody; Always: it may serve nobody else
+	users    int32         // how many grants for reading there are under it; -1: one for writing
+	grants   int16         // how many grants for writing there have been under it
+	write    bool          // it may serve writers
+	checking bool          // a timer will look whether the turn is over
 }
 
 func (t *turn) init(q *queue, c *acquisition.Config, keys *script.Keys, write, try bool, origin acquisition.Origin) {
@@ -67,12 +67,12 @@ func (t *turn) lasts(now clock.Instant) bool {
 	return now < t.ends && t.grants < MaxGrants && t.acq.Until() >= now.Add(t.acq.Config.TTL/4)
 }
 
-// wake has the queue look when the turn may be over.
-func (t *turn) wake(now clock.Instant) {
-	if t.woken {
+// checkLater has the queue look when the turn may be over.
+func (t *turn) checkLater(now clock.Instant) {
+	if t.checking {
 		return
 	}
-	t.woken = true
+	t.checking = true
 	over := min(t.ends, t.acq.Until().Add(1-t.acq.Config.TTL/4))
 	time.AfterFunc(time.Duration(over-now), func() { t.queue.onTurnOver(t) })
 }

@@ -85,6 +85,8 @@ var mutants = []mutant{
 	{"a reader joins behind those that rank after it", "lua/fast/join.lua", "held == 'string' or at > last and call", "held == 'string' or call", model},
 	{"a waiter in the middle watches the last one", "lua/fast/join.lua", "at > last and math.max(leases[1] - now, 0) or in_front(call('ZRANK', INTENTS, KIND .. ID))", "math.max(leases[1] - now, 0)", model},
 	{"the age is not sent", "internal/script/command.go", "if p.Score == nil && age >= time.Microsecond {", "if false {", model},
+	{"a node that grants an acquire late does not have the others renewed", "internal/acquisition/several.go", "	if again {\n", "	if again && false {\n", scenario("TestNodesThatFailSoonOneAfterTheOtherLoseNothing")},
+	{"a node that is acquired again does not have the others renewed", "internal/acquisition/several.go", "	case p.granted:\n		s.renewAll()\n", "	case p.granted:\n", scenario("TestNodesThatFailSoonOneAfterTheOtherLoseNothing")},
 	{"a request over several nodes has a new rank", "internal/acquisition/several.go", "	if origin.Rank == 0 {\n", "	if true {\n", checker{"./internal/acquisition", "^TestRankOverSeveralNodesIsThatOfTheRequest$", nil}},
 
 	{"a renewal hands nothing on when a lease has ended", "lua/refresh.lua", "drop()\nhand_on()\n", "drop()\n", model},
@@ -155,7 +157,7 @@ var mutants = []mutant{
 	{"a refused try names a waiter where a writer holds", "lua/lib/acquire.lua", "		return call('GET', HOLDER)\n", "		return string.sub(call('ZRANGE', INTENTS, '0', '0')[1] or '', 2)\n", model},
 	{"a try that is refused in its process names nobody", "internal/localqueue/queue.go", "		id = t.acq.CurrentID()\n", "", scenario("TestRefusedTryNamesWhoIsInTheWay")},
 
-	{"the time to wait bounds the lock", "lock.go", "context.WithCancelCause(r.ctx)", "context.WithCancelCause(r.until)", scenario("TestWaitBoundsTheWaitAndNotTheLock")},
+	{"the time to wait bounds the lock", "lock.go", "context.WithCancelCause(r.ctx)", "context.WithCancelCause(r.waitCtx)", scenario("TestWaitBoundsTheWaitAndNotTheLock")},
 
 	{"a panic leaves the lock", "lock.go", "		if !returned {\n", "		if !returned && false {\n", scenario("TestDoUnlocksAfterAPanic")},
 
@@ -197,7 +199,7 @@ var mutants = []mutant{
 	{"a process waits in Redis for what it holds", "internal/localqueue/queue.go", "			q.acknowledged = true\n			return nil\n", "			q.acknowledged = true\n			break\n", scenario("TestOneWaiterInRedisForAProcess")},
 	{"the release goes in front of the acquire", "internal/acquisition/release.go", "	if front == nil || !front.begin() {\n", "	if front != nil {\n		defer func() { go front.acquire(context.Background()) }()\n	}\n	if true {\n", scenario("TestAgeRestoresThePlace")},
 	{"a write acquisition with readers only is not downgraded", "internal/localqueue/queue.go", "				t.acq.BecomeReader()\n", "", scenario("TestWriteAcquisitionWithReadersIsDowngraded")},
-	{"nobody looks when a turn is over", "internal/localqueue/queue.go", "			t.wake(now)\n", "", scenario("TestWriteAcquisitionWithReadersIsDowngraded")},
+	{"nobody looks when a turn is over", "internal/localqueue/queue.go", "			t.checkLater(now)\n", "", scenario("TestWriteAcquisitionWithReadersIsDowngraded")},
 	{"an unused acquisition is kept", "internal/localqueue/queue.go", "		case t.users == 0:\n			q.drop(t)\n			t.acq.Withdraw()\n", "", checker{"./internal/localqueue", "^TestGrantThatServesNobodyIsNotKept$", nil}},
 	{"a try is refused for a reader that is being acquired", "internal/localqueue/queue.go", "(w.write || q.line(w) == &q.rest && (q.first.writes() || q.rest.writes()))", "true", scenario("TestTryIsNotRefusedForAReaderThatIsBeingAcquired")},
 	{"a try is refused for a lock that was lost", "internal/localqueue/queue.go", "t.acq.Until() > now && t.acq.Lost() == nil }", "t.acq.Until() > now }", checker{"./internal/localqueue", "^TestLostAcquisitionServesNobody$", nil}},

@@ -12,7 +12,7 @@ type agenda struct {
 
 // put puts l among those that are due later, where its due time belongs.
 func (a *agenda) put(l *Lease) {
-	if l.place != 0 && !l.ready {
+	if l.heapIndex != 0 && !l.ready {
 		a.fix(l)
 		return
 	}
@@ -29,20 +29,20 @@ func (a *agenda) makeReady(l *Lease) {
 
 // drop takes l out, if it is there.
 func (a *agenda) drop(l *Lease) {
-	if l.place != 0 {
-		heap.Remove(a.heapOf(l), int(l.place-1))
+	if l.heapIndex != 0 {
+		heap.Remove(a.heapOf(l), int(l.heapIndex-1))
 		l.ready = false
 	}
 }
 
 // fix moves l to where it belongs now.
-func (a *agenda) fix(l *Lease) { heap.Fix(a.heapOf(l), int(l.place-1)) }
+func (a *agenda) fix(l *Lease) { heap.Fix(a.heapOf(l), int(l.heapIndex-1)) }
 
 // active returns the lease of the id with that number if it waits or holds, or nil.
 func (a *agenda) active(number uint64) *Lease {
 	for _, leases := range []heapOfLeases{a.later.heapOfLeases, a.ready.heapOfLeases} {
 		for _, l := range leases {
-			if l.number == number && l.task != release && l.task != wake {
+			if l.number == number && l.task != release && l.task != timeout {
 				return l
 			}
 		}
@@ -70,19 +70,19 @@ func (h heapOfLeases) first() *Lease {
 func (h heapOfLeases) Len() int { return len(h) }
 func (h heapOfLeases) Swap(i, j int) {
 	h[i], h[j] = h[j], h[i]
-	h[i].place, h[j].place = int32(i+1), int32(j+1)
+	h[i].heapIndex, h[j].heapIndex = int32(i+1), int32(j+1)
 }
 func (h *heapOfLeases) Push(x any) {
 	l := x.(*Lease)
 	*h = append(*h, l)
-	l.place = int32(len(*h))
+	l.heapIndex = int32(len(*h))
 }
 func (h *heapOfLeases) Pop() any {
 	last := len(*h) - 1
 	l := (*h)[last]
 	(*h)[last] = nil
 	*h = (*h)[:last]
-	l.place = 0
+	l.heapIndex = 0
 	return l
 }
 

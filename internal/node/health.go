@@ -44,7 +44,7 @@ func (h *Health) init() {
 // time-outs and failed dials show that a node does not answer: after a connection broke, the next one may work, and a
 // client without a free connection has asked nobody.
 func (h *Health) record(sent clock.Instant, err error) {
-	if err == nil || isRefusal(err) {
+	if err == nil || isServerError(err) {
 		h.heard.Store(int64(clock.Now()))
 		latest := h.answered.Load()
 		for int64(sent) > latest && !h.answered.CompareAndSwap(latest, int64(sent)) {
@@ -68,7 +68,7 @@ func isSilence(err error) bool {
 	return errors.As(err, &timeout) && timeout.Timeout()
 }
 
-func isRefusal(err error) bool {
+func isServerError(err error) bool {
 	var refusal redis.Error
 	return errors.As(err, &refusal)
 }

@@ -35,7 +35,7 @@ type Owner interface {
 	OnExpired(why error)
 	// OnGranted tells that a message, or the reply to another call, has granted the lease.
 	OnGranted(token uint64)
-	// OnTimeout tells that the instant has come for which the owner asked [Renewer.Wake].
+	// OnTimeout tells that the instant has come for which the owner asked [Renewer.SetTimeout].
 	OnTimeout()
 }
 
@@ -61,12 +61,12 @@ type Lease struct {
 	owner  Owner
 	number uint64 // of the id, in the node's mailbox; set once
 
-	end    atomic.Int64  // when trust in it ends; of a release or a wake-up, when that is over
-	before clock.Instant // when a release was sent that was not confirmed; Always: none was
-	due    clock.Instant // when its next call is due
-	raise  uint64        // the token to which the node's has to be raised; 0: none
-	place  int32         // its index in its heap, plus 1; 0: it is in none
-	pause  int32         // ms between renewals that nothing else calls for
+	end       atomic.Int64  // when trust in it ends; of a release or a time-out, when that is over
+	before    clock.Instant // when a release was sent that was not confirmed; Always: none was
+	due       clock.Instant // when its next call is due
+	raise     uint64        // the token to which the node's has to be raised; 0: none
+	heapIndex int32         // its index in its heap, plus 1; 0: it is in none
+	pause     int32         // ms between renewals that nothing else calls for
 
 	task     task
 	ready    bool // it is in the heap of those that are ready
@@ -150,7 +150,7 @@ func (l *Lease) retryAfter() time.Duration { return min(l.terms().TTL/16, time.S
 // renewer does nothing for the lease.
 func (l *Lease) Acknowledge(sent clock.Instant) {
 	end := l.terms().Trusted(sent)
-	if l.place != 0 { // an earlier call may be answered after a later one
+	if l.heapIndex != 0 { // an earlier call may be answered after a later one
 		end = max(end, l.Until())
 	}
 	l.end.Store(int64(end))

@@ -134,8 +134,8 @@ func (n *Node) MaySendTwice(sent clock.Instant) bool {
 // pushed reports whether grants reach this process by message.
 func (n *Node) pushed() bool { return n.Mailbox.Hears() && !n.mute.Load() }
 
-// Note takes what a reply tells about the server.
-func (n *Node) Note(r script.Reply, log logger.Logger) {
+// CheckPublish logs, once, that the server refuses to publish the grants, if a reply tells so.
+func (n *Node) CheckPublish(r script.Reply, log logger.Logger) {
 	if r.Untold && !n.mute.Swap(true) {
 		log.Error("", "PUBLISH is refused; waiters are not woken, and poll every 250 ms at most",
 			errors.New("allow the command PUBLISH and the channels "+ChannelPrefix+"* in the ACL"))

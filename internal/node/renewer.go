@@ -18,7 +18,7 @@ const (
 	renewWaiter task = iota // renew it: it waits in the queue
 	renewHolder             // renew it: it holds
 	release                 // release it
-	wake                    // tell the owner when its time has come
+	timeout                 // tell the owner when its time has come
 	expire                  // let it end: it holds, and is no longer renewed
 )
 
@@ -66,11 +66,11 @@ func (rn *Renewer) ReleaseAgain(l *Lease, sent clock.Instant) {
 	rn.push(l)
 }
 
-// Wake calls the owner's OnTimeout at that instant and does nothing else for the lease.
-func (rn *Renewer) Wake(l *Lease, at clock.Instant) {
+// SetTimeout has the owner's OnTimeout called at that instant, and nothing else done for the lease.
+func (rn *Renewer) SetTimeout(l *Lease, at clock.Instant) {
 	rn.mu.Lock()
 	defer rn.mu.Unlock()
-	l.task, l.due, l.exact = wake, clock.Never, true
+	l.task, l.due, l.exact = timeout, clock.Never, true
 	l.end.Store(int64(at))
 	rn.push(l)
 }
@@ -85,7 +85,7 @@ func (rn *Renewer) renewNow(l *Lease) {
 // renewAt renews a lease at that instant, if it is not renewed earlier.
 func (rn *Renewer) renewAt(l *Lease, at clock.Instant) {
 	switch {
-	case l.place == 0 || l.task == wake || l.task == expire:
+	case l.heapIndex == 0 || l.task == timeout || l.task == expire:
 		return
 	case l.ready:
 		rn.leases.fix(l) // its time may end earlier now
@@ -114,7 +114,7 @@ func (rn *Renewer) Raise(l *Lease, token uint64) {
 		return
 	}
 	l.raise = token
-	if l.place == 0 {
+	if l.heapIndex == 0 {
 		return // Renew will see it
 	}
 	l.boundRaise()
@@ -132,7 +132,7 @@ func (rn *Renewer) ReadOnly(l *Lease) {
 func (rn *Renewer) Holds(l *Lease) {
 	rn.mu.Lock()
 	defer rn.mu.Unlock()
-	if l.place == 0 || l.task != renewWaiter {
+	if l.heapIndex == 0 || l.task != renewWaiter {
 		return
 	}
 	l.task, l.pause = renewHolder, 0
@@ -144,7 +144,7 @@ func (rn *Renewer) Holds(l *Lease) {
 func (rn *Renewer) Expire(l *Lease) {
 	rn.mu.Lock()
 	defer rn.mu.Unlock()
-	if l.place == 0 || l.task == release || l.task == wake {
+	if l.heapIndex == 0 || l.task == release || l.task == timeout {
 		return
 	}
 	l.task, l.due, l.exact = expire, clock.Never, true
@@ -230,7 +230,7 @@ func (rn *Renewer) end(l *Lease, over []func()) []func() {
 	switch l.task {
 	case release:
 		return over
-	case wake:
+	case timeout:
 		return append(over, l.owner.OnTimeout)
 	}
 	return append(over, func() { l.owner.OnExpired(ErrExpired) })
@@ -428,7 +428,7 @@ func (rn *Renewer) OnDowngrade(l *Lease, c script.Command, sent clock.Instant, r
 // onAnswer takes the answer to a call that was sent at that instant.
 func (rn *Renewer) onAnswer(c *call, sent clock.Instant) {
 	l, r := c.lease, c.reply
-	rn.node.Note(r, l.terms().Log)
+	rn.node.CheckPublish(r, l.terms().Log)
 	rn.node.Mailbox.Deliver(r.Grants)
 	rn.mu.Lock()
 	tell := rn.update(c, sent)
@@ -442,7 +442,7 @@ func (rn *Renewer) onAnswer(c *call, sent clock.Instant) {
 func (rn *Renewer) update(c *call, sent clock.Instant) (tell func()) {
 	l, r := c.lease, c.reply
 	l.called = false
-	if l.place == 0 || l.task == wake || (l.task == release) != (c.command.Script == script.Unlock) {
+	if l.heapIndex == 0 || l.task == timeout || (l.task == release) != (c.command.Script == script.Unlock) {
 		return nil // it has ended or been released meanwhile
 	}
 	if r.Status == script.Foreign && l.readOnly && l.task != release { // it cannot be downgraded yet
