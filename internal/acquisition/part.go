@@ -122,16 +122,6 @@ func (p *part) listen(ctx context.Context) {
 	}
 }
 
-// acquireCommand is the command that acquires p. Its place in the queue of one node is that of a request made when the process
-// began to wait; with several nodes it has a score.
-func (p *part) acquireCommand(try bool) script.Command {
-	var age time.Duration
-	if asked := p.acq.asked; asked != 0 {
-		age = time.Duration(clock.Now() - asked)
-	}
-	return p.participant().Acquire(try, p.acq.Config.First(p.Write), age)
-}
-
 // openMailbox opens the mailbox for messages to p. The channel is closed when it listens, or cannot.
 func (p *part) openMailbox() (settled <-chan struct{}) {
 	p.acq.mu.Lock()
@@ -144,6 +134,16 @@ func (p *part) openMailbox() (settled <-chan struct{}) {
 }
 
 var closed = func() <-chan struct{} { c := make(chan struct{}); close(c); return c }()
+
+// acquireCommand is the command that acquires p. Its place in the queue of one node is that of a request made when the process
+// began to wait; with several nodes it has a score.
+func (p *part) acquireCommand(try bool) script.Command {
+	var age time.Duration
+	if asked := p.acq.asked; asked != 0 {
+		age = time.Duration(clock.Now() - asked)
+	}
+	return p.participant().Acquire(try, p.acq.Config.First(p.Write), age)
+}
 
 // begin notes that p asks its node, and reports whether it may: it may have been given up. With a node time-out, the renewer
 // calls OnTimeout when that is over.
@@ -260,6 +260,17 @@ func isFinal(err error) bool {
 	return errors.Is(err, lockerr.ErrNotLock) || lockerr.Has(err, lockerr.ClientClosed)
 }
 
+// Held returns the error of a try for which an id is in the way; "": it is not known which.
+func Held(key, id string) error {
+	return &lockerr.HeldError{Key: key, Holder: id, Process: node.ProcessOf(id)}
+}
+
+// isRefusal reports whether a try failed with err because others are in the way.
+func isRefusal(err error) bool {
+	_, is := err.(*lockerr.HeldError)
+	return is
+}
+
 // OnGranted implements [node.Owner]: a message says that the node has granted p. One that overtakes the reply to the acquire
 // counts when that has come.
 func (p *part) OnGranted(token uint64) {
@@ -290,17 +301,6 @@ func (p *part) counts() bool {
 
 // hasReplied reports whether the node has granted p, put it into the queue, or refused a try since others hold the lock.
 func (p *part) hasReplied() bool { return p.in || isRefusal(p.why) }
-
-// Held returns the error of a try for which an id is in the way; "": it is not known which.
-func Held(key, id string) error {
-	return &lockerr.HeldError{Key: key, Holder: id, Process: node.ProcessOf(id)}
-}
-
-// isRefusal reports whether a try failed with err because others are in the way.
-func isRefusal(err error) bool {
-	_, is := err.(*lockerr.HeldError)
-	return is
-}
 
 // leaveMailbox ends the delivery of messages to p.
 func (p *part) leaveMailbox() {

@@ -148,7 +148,7 @@ var mutants = []mutant{
 	{"a context is canceled under the mutex", "internal/acquisition/acquisition.go", "	// A renewal whose reply was lost may have renewed it on the server.\n", "	a.owner.OnLost(why)\n", scenario("TestForeignCodeMayCallTheLibrary/contexts")},
 	{"Held looks at the innermost lock alone", "reentry.go", "for l, ok := FromContext(ctx); ok; l, ok = FromContext(l.ctx) {", "for l, ok := FromContext(ctx); ok; ok = false {", scenario("TestHeldKnowsTheLocksOfAContext")},
 	{"Held trusts a lease that is over", "reentry.go", "		err := l.usable()\n		if err == nil {\n			return nil\n", "		err := context.Cause(l.ctx)\n		if err == nil {\n			return nil\n", scenario("TestHeldKnowsTheTimeBeforeTheTimers")},
-	{"waiters of another Redis are counted", "internal/localqueue/queue.go", "n.key == key && n.kind.Value().IsOn(mailbox)", "n.key == key", checker{"./redismutextest", "^TestWaitersOfAnotherRedisAreNotCounted$", nil}},
+	{"waiters of another Redis are counted", "internal/localqueue/registry.go", "n.key == key && n.kind.Value().IsOn(mailbox)", "n.key == key", checker{"./redismutextest", "^TestWaitersOfAnotherRedisAreNotCounted$", nil}},
 	{"the method of a context is called under the mutex", "reentry.go", "	defer owners.Unlock()\n	name := ",
 		"	defer owners.Unlock()\n	outer, overdue = r.outer()\n	name := ", scenario("TestForeignCodeMayCallTheLibrary/contexts")},
 	{"the text of an error is read under the mutex", "internal/lockerr/lockerr.go", "c := caused{ErrRedis, readOnce(cause), 0}", "c := caused{ErrRedis, cause, 0}", scenario("TestErrorsOfTheClientMayCallTheLibrary")},
@@ -233,7 +233,7 @@ var mutants = []mutant{
 	{"a read lock of a write acquisition admits a write lock", "internal/localqueue/lock.go", "	case write && !g.write:", "	case false:", scenario("TestReaderOfAWriteAcquisitionCannotWrite")},
 	{"the head behind an overdue lock asks when that has ended", "internal/localqueue/lock.go", "		q.spend(t)\n", "", scenario("TestNobodyOvertakesTheHeadBehindAnOverdueLock")},
 	{"a reader that is overdue keeps a write acquisition", "internal/localqueue/lock.go", "	if t.users < 0 { // else endTurns does it", "	if true {", scenario("TestOverdueReaderOfAWriteAcquisitionLetsOthersRead")},
-	{"a queue is not forgotten", "internal/localqueue/queue.go", "	if q.requests == 0 {\n", "	if false {\n", scenario("TestQueuesComeAndGo")},
+	{"a queue is not forgotten", "internal/localqueue/registry.go", "	if q.requests == 0 {\n", "	if false {\n", scenario("TestQueuesComeAndGo")},
 
 	// Renewals under overload.
 	{"what is renewed under overload ends before the answer", "internal/node/renewer.go", "l.terms().TTL/4) }", "2*l.retryAfter()) }", checker{"./internal/acquisition", "^TestOverloadLosesNoMoreThanTheExcess$", nil}},
