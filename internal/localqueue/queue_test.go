@@ -78,8 +78,7 @@ func TestGrantThatServesNobodyIsNotKept(t *testing.T) {
 		if err := pending.acq.Acquire(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		until := reflect.ValueOf(&pending.acq).Elem().FieldByName("until").Addr().UnsafePointer()
-		(*atomic.Int64)(until).Store(int64(clock.Now()))
+		endTrust(&pending.acq)
 		q.onAcquired(pending, nil)
 		go func() { g.result <- q.wait(t.Context(), w) }()
 		redistest.Elapse(ttl)
@@ -192,8 +191,7 @@ func TestLossDuringAnUnlockIsNotTheEndOfTheQueue(t *testing.T) {
 			runtime.Gosched()
 		}
 		acq := holder.lock.Acquisition()
-		until := reflect.ValueOf(acq).Elem().FieldByName("until").Addr().UnsafePointer()
-		(*atomic.Int64)(until).Store(int64(clock.Now()))
+		endTrust(acq)
 		go acq.Check()() // the owner waits for the mutex of its queue
 		queues.Unlock()
 		if err := <-unlocked; !errors.Is(err, lockerr.ErrLockLost) {
@@ -212,6 +210,53 @@ func TestLossDuringAnUnlockIsNotTheEndOfTheQueue(t *testing.T) {
 			t.Errorf("%d queues are left", Len())
 		}
 	})
+}
+
+// T9: a try asks Redis if the trust in the lock of its process has ended, although no timer has fired, since the process was
+// stopped.
+func TestTryIsNotRefusedForALockWithoutTrust(t *testing.T) {
+	redistest.MiniLocks(t)
+	synctest.Test(t, func(t *testing.T) {
+		defer redistest.Elapse(10 * time.Minute)
+		_, rc := redistest.Mini(t)
+		c := newConfig(firstCome, rc)
+		keys, _ := script.NewKeys("x")
+		holder, try := &caller{}, &caller{}
+		if err := holder.lock.Acquire(t.Context(), c, keys, true, false, holder); err != nil {
+			t.Fatal(err)
+		}
+		rc.FlushAll(t.Context()) // the lease has ended
+		endTrust(holder.lock.Acquisition())
+		if err := try.lock.Acquire(t.Context(), c, keys, true, true, try); err != nil {
+			t.Error(err)
+		} else if err := try.lock.Unlock(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if err := holder.lock.Usable(); !errors.Is(err, lockerr.ErrLockLost) {
+			t.Errorf("%v: want the lock lost", err)
+		}
+	})
+}
+
+// T12: a lock that has been unlocked is not overdue. The turn, which it has been passed on in, goes on.
+func TestUnlockedLockIsNotOverdue(t *testing.T) {
+	behindAWriter(t, func(*caller) error { return nil }, func(t *testing.T, holder, next *caller, served <-chan error) {
+		if err := errors.Join(holder.lock.Unlock(t.Context()), <-served); err != nil {
+			t.Fatal(err)
+		}
+		if holder.lock.Overdue() || !next.lock.grant.turn.lasts(clock.Now()) {
+			t.Error("want the turn to go on")
+		}
+		if err := next.lock.Unlock(t.Context()); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// endTrust makes the trust in an acquisition end now. No timer knows of it.
+func endTrust(a *acquisition.Acquisition) {
+	until := reflect.ValueOf(a).Elem().FieldByName("until").Addr().UnsafePointer()
+	(*atomic.Int64)(until).Store(int64(clock.Now()))
 }
 
 // Of locks that share a grant the last one releases it, in whatever order they are unlocked, and the others make no call.

@@ -193,6 +193,8 @@ var mutants = []mutant{
 	{"the token's low bits are not advanced", "internal/localqueue/turn.go", "t.users, t.grants = -1, t.grants+1", "t.users = -1", scenario("TestTokensRiseOverTurns")},
 	{"a writer is served beside readers", "internal/localqueue/turn.go", "w.write && (!t.write || t.users > 0)", "w.write && !t.write", scenario("TestLocalLocksExcludeEachOtherInOrder")},
 	{"a reader is served beside a writer", "internal/localqueue/turn.go", "t.users < 0, ", "", scenario("TestLocalLocksExcludeEachOtherInOrder")},
+	{"a try is refused for a lock without trust", "internal/localqueue/queue.go", " && t.acq.Until() > now && ", " && ", checker{"./internal/localqueue", "^TestTryIsNotRefusedForALockWithoutTrust$", nil}},
+	{"a lock that has been unlocked is overdue", "internal/localqueue/lock.go", "	if l.ended() != nil {\n		return false\n	}\n	l.overdue = true", "	l.overdue = true", checker{"./internal/localqueue", "^TestUnlockedLockIsNotOverdue$", nil}},
 	{"a lost acquisition still serves", "internal/acquisition/acquisition.go", "	if a.state != held {\n		return ErrRetry", "	if a.state == pending {\n		return ErrRetry", checker{"./internal/localqueue", "^TestLostAcquisitionServesNobody$", nil}},
 	{"the age is forgotten", "internal/localqueue/line.go", "w.write, try, w.origin)", "w.write, try, acquisition.Origin{})", scenario("TestAgeRestoresThePlace")},
 	{"the waiter of a head that gave up stays", "internal/localqueue/queue.go", "if p != nil && (w == nil || w.write != p.write) {", "if false {", scenario("TestWaiterInRedisOutlivesItsHead")},
