@@ -259,6 +259,32 @@ func endTrust(a *acquisition.Acquisition) {
 	(*atomic.Int64)(until).Store(int64(clock.Now()))
 }
 
+// T9: a try of the class that goes first is served in a turn without a call, although others of its process wait.
+func TestTryOfTheFirstClassPassesWaiters(t *testing.T) {
+	redistest.MiniLocks(t)
+	synctest.Test(t, func(t *testing.T) {
+		defer redistest.Elapse(10 * time.Minute)
+		_, rc := redistest.Mini(t)
+		var counter redistest.Counter
+		rc.AddHook(&counter)
+		c := newConfig(readersFirst, rc)
+		keys, _ := script.NewKeys("x")
+		reader, writer, try, served := &caller{}, &caller{}, &caller{}, make(chan error, 1)
+		if err := reader.lock.Acquire(t.Context(), c, keys, false, false, reader); err != nil {
+			t.Fatal(err)
+		}
+		go func() { served <- writer.lock.Acquire(t.Context(), c, keys, true, false, writer) }()
+		synctest.Wait()
+		calls := counter.Commands()
+		if err := try.lock.Acquire(t.Context(), c, keys, false, true, try); err != nil || counter.Commands() != calls {
+			t.Errorf("%v, after %d calls; want a lock without a call", err, counter.Commands()-calls)
+		}
+		if err := errors.Join(try.lock.Unlock(t.Context()), reader.lock.Unlock(t.Context()), <-served, writer.lock.Unlock(t.Context())); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // Of locks that share a grant the last one releases it, in whatever order they are unlocked, and the others make no call.
 func TestLastOfNestedLocksReleases(t *testing.T) {
 	redistest.MiniLocks(t)

@@ -195,6 +195,8 @@ var mutants = []mutant{
 	{"a reader is served beside a writer", "internal/localqueue/turn.go", "t.users < 0, ", "", scenario("TestLocalLocksExcludeEachOtherInOrder")},
 	{"a try is refused for a lock without trust", "internal/localqueue/queue.go", " && t.acq.Until() > now && ", " && ", checker{"./internal/localqueue", "^TestTryIsNotRefusedForALockWithoutTrust$", nil}},
 	{"a lock that has been unlocked is overdue", "internal/localqueue/lock.go", "	if l.ended() != nil {\n		return false\n	}\n	l.overdue = true", "	l.overdue = true", checker{"./internal/localqueue", "^TestUnlockedLockIsNotOverdue$", nil}},
+	{"a try of the class that goes first waits for the others", "internal/localqueue/queue.go", "	if q.line(w) == &q.first {\n		waiting = !q.first.empty()\n	}\n", "", checker{"./internal/localqueue", "^TestTryOfTheFirstClassPassesWaiters$", nil}},
+	{"a lease that ends earlier than it did keeps its place", "internal/node/renewer.go", "		rn.leases.fix(l) // its", "		// its", checker{"./internal/node", "^TestLeaseWhoseTokenIsRaisedGoesFirst$", nil}},
 	{"a lost acquisition still serves", "internal/acquisition/acquisition.go", "	if a.state != held {\n		return ErrRetry", "	if a.state == pending {\n		return ErrRetry", checker{"./internal/localqueue", "^TestLostAcquisitionServesNobody$", nil}},
 	{"the age is forgotten", "internal/localqueue/line.go", "w.write, try, w.origin)", "w.write, try, acquisition.Origin{})", scenario("TestAgeRestoresThePlace")},
 	{"the waiter of a head that gave up stays", "internal/localqueue/queue.go", "if p != nil && (w == nil || w.write != p.write) {", "if false {", scenario("TestWaiterInRedisOutlivesItsHead")},
