@@ -1036,6 +1036,31 @@ func TestQueueOutlivesErrors(t *testing.T) {
 	})
 }
 
+// T6, T11: so does a waiter of the other mode, when the head gives up whose request Redis has acknowledged.
+func TestQueueOutlivesErrorsWhenItsHeadHasGivenUp(t *testing.T) {
+	inBubble(t, func(w *world) {
+		holder := w.lock(NewMutex(w.client(nil), "x"), true)
+		m := NewMutex(w.client(w.link, func(o *redis.Options) { o.MaxRetries, o.DialerRetries = -1, 1 }), "x")
+		ctx, cancel := context.WithCancel(w.Context())
+		head := make(chan error, 1)
+		go func() {
+			_, err := m.LockContext(ctx)
+			head <- err
+		}()
+		synctest.Wait()
+		next := w.later(m, false) // behind the head, in the same process
+		w.link.Refuse(true)
+		w.link.Cut()
+		cancel()
+		w.matches(<-head, context.Canceled)
+		redistest.Elapse(time.Minute)
+		w.pending(next)
+		w.link.Refuse(false)
+		w.unlock(holder)
+		w.unlock(<-next)
+	})
+}
+
 // A goroutine holds for minutes while others of its process wait and other processes come: first come, first served when
 // it unlocks.
 func TestLongHolderIsFollowedInOrder(t *testing.T) {

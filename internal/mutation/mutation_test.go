@@ -197,6 +197,7 @@ var mutants = []mutant{
 	{"a lock that has been unlocked is overdue", "internal/localqueue/lock.go", "	if l.ended() != nil {\n		return false\n	}\n	l.overdue = true", "	l.overdue = true", checker{"./internal/localqueue", "^TestUnlockedLockIsNotOverdue$", nil}},
 	{"a try of the class that goes first waits for the others", "internal/localqueue/queue.go", "	if q.line(w) == &q.first {\n		waiting = !q.first.empty()\n	}\n", "", checker{"./internal/localqueue", "^TestTryOfTheFirstClassPassesWaiters$", nil}},
 	{"a lease that ends earlier than it did keeps its place", "internal/node/renewer.go", "		rn.leases.fix(l) // its", "		// its", checker{"./internal/node", "^TestLeaseWhoseTokenIsRaisedGoesFirst$", nil}},
+	{"what Redis has acknowledged of a head that gives up counts for nobody", "internal/localqueue/queue.go", "		if p.acq.Withdraw() {\n", "		if p.acq.Withdraw() && false {\n", scenario("TestQueueOutlivesErrorsWhenItsHeadHasGivenUp")},
 	{"a lost acquisition still serves", "internal/acquisition/acquisition.go", "	if a.state != held {\n		return ErrRetry", "	if a.state == pending {\n		return ErrRetry", checker{"./internal/localqueue", "^TestLostAcquisitionServesNobody$", nil}},
 	{"the age is forgotten", "internal/localqueue/line.go", "w.write, try, w.origin)", "w.write, try, acquisition.Origin{})", scenario("TestAgeRestoresThePlace")},
 	{"the waiter of a head that gave up stays", "internal/localqueue/queue.go", "if p != nil && (w == nil || w.write != p.write) {", "if false {", scenario("TestWaiterInRedisOutlivesItsHead")},
