@@ -12,10 +12,12 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/alicebob/miniredis/v2/server"
 	"github.com/redis/go-redis/v9"
 	"github.com/redismutex/redismutex/internal/acquisition"
 	"github.com/redismutex/redismutex/internal/clock"
@@ -614,6 +616,83 @@ func TestRestartsOneByOneLoseNothing(t *testing.T) {
 			ns.empty()
 		})
 	}
+}
+
+// own returns the clients of one more process, which has a link of its own to each node.
+func (ns *nodes) own() (clients []redis.Scripter, links []*faultnet.Link) {
+	for i, m := range ns.minis {
+		link := faultnet.New(ns.links[i].Dial)
+		links = append(links, link)
+		clients = append(clients, redistest.MiniClient(ns, m, redistest.Through(link)))
+	}
+	return clients, links
+}
+
+// A split vote is resolved at once, also if the grant overtakes the reply to the acquire on the node that answers last.
+func TestSplitVoteIsResolvedThoughAGrantOvertakesTheReply(t *testing.T) {
+	onNodes(t, 2, func(ns *nodes) {
+		holders, _ := ns.own()
+		holder := ns.lock(NewRedlock(holders, "x"), true)
+		synctest.Wait()
+		first, to := ns.own()
+		second, from := ns.own()
+		request := to[0].HoldRequest("join")
+		a := ns.later(NewRedlock(first, "x"), true)
+		redistest.Elapse(time.Millisecond)
+		reply := from[0].HoldReply("join")
+		b := ns.later(NewRedlock(second, "x"), true)
+		redistest.Elapse(time.Millisecond)
+		go holder.UnlockContext(context.Background())
+		synctest.Wait()
+		request()
+		synctest.Wait()
+		reply()
+		start := time.Now()
+		for range 2 {
+			var l *Lock
+			select {
+			case l = <-a:
+			case l = <-b:
+			}
+			if took := time.Since(start); took > 100*time.Millisecond {
+				ns.Errorf("it took %v, want at most 100ms", took)
+			}
+			ns.unlock(l)
+		}
+	})
+}
+
+// A node that grants the lock a moment late makes no renewals necessary.
+func TestNodeThatIsFreedLateCostsNoRenewal(t *testing.T) {
+	onNodes(t, 3, func(ns *nodes) {
+		holder := ns.lock(ns.mutex(), true)
+		synctest.Wait()
+		clients, links := ns.own()
+		scripts := make([]atomic.Int32, len(links))
+		for i, link := range links {
+			link.SetDelay(time.Duration(i+1) * 100 * time.Microsecond)
+			ns.minis[i].Server().SetPreHook(func(_ *server.Peer, command string, _ ...string) bool {
+				if command == "EVALSHA" || command == "EVAL" {
+					scripts[i].Add(1)
+				}
+				return false
+			})
+		}
+		ns.links[2].SetDelay(5 * time.Millisecond)
+		go holder.UnlockContext(context.Background())
+		synctest.Wait()
+		ns.links[2].SetDelay(0)
+		redistest.Elapse(time.Millisecond) // two nodes are free, the third one is not yet
+		l := ns.lock(NewRedlock(clients, "x"), true)
+		redistest.Elapse(50 * time.Millisecond)
+		// The unlock and an acquire; on the third node the try was refused, and it is asked again.
+		for i, want := range []int32{2, 2, 3} {
+			if n := scripts[i].Load(); n != want {
+				ns.Errorf("node %d has run %d scripts, want %d", i+1, n, want)
+			}
+		}
+		ns.unlock(l)
+	})
 }
 
 // A second node may fail right after the first one has been acquired again, also if another request had that one for a while.

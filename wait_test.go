@@ -276,6 +276,64 @@ func TestGrantBeforeTheSubscriptionIsNotMissed(t *testing.T) {
 	})
 }
 
+// A grant whose message is lost is looked for at once, whatever is under way meanwhile.
+func TestLostGrantIsLookedForWhateverIsUnderWay(t *testing.T) {
+	soon := func(w *world, next <-chan *Lock) {
+		w.Helper()
+		l, took := w.got(next)
+		if took > 100*time.Millisecond {
+			w.Errorf("it took %v, want at most 100ms", took)
+		}
+		w.unlock(l)
+	}
+	t.Run("a renewal", func(t *testing.T) {
+		inBubble(t, func(w *world) {
+			mutex := NewMutex(w.client(w.link, func(o *redis.Options) { o.PipelinePoolSize = 1 }), "x", WithTurn(0))
+			w.unlock(w.lock(mutex, true)) // the server learns the scripts
+			holder := w.lock(mutex, true)
+			next := w.later(mutex, true)
+			answer := w.link.HoldReply(script.Refresh.Digest())
+			redistest.Elapse(DefaultTTL/2 + time.Millisecond)
+			w.link.LoseReply(script.Unlock.Digest(), 1)
+			_ = holder.UnlockContext(context.Background())
+			synctest.Wait()
+			answer()
+			soon(w, next)
+		})
+	})
+	t.Run("the subscription", func(t *testing.T) {
+		inBubble(t, func(w *world) {
+			mutex := NewMutex(w.client(w.link), "x", WithTurn(0))
+			w.unlock(w.lock(mutex, true))
+			holder := w.lock(mutex, true)
+			w.link.SetDelay(20 * time.Millisecond)
+			w.link.LoseReply(script.Unlock.Digest(), 1)
+			go holder.UnlockContext(context.Background())
+			synctest.Wait()
+			w.link.SetDelay(0)
+			redistest.Elapse(time.Millisecond)
+			soon(w, w.later(mutex, true)) // the subscription is confirmed before the release arrives
+		})
+	})
+	t.Run("an acquire that was given up", func(t *testing.T) {
+		inBubble(t, func(w *world) {
+			rc := w.client(w.link)
+			mutex, other := NewMutex(rc, "x"), NewMutex(rc, "x", WithTurn(0))
+			w.unlock(w.lock(mutex, true))
+			answer := w.link.HoldReply(script.Lock.Digest())
+			ctx, cancel := context.WithCancel(context.Background())
+			go mutex.LockContext(ctx) // Redis grants it, and the reply comes late
+			synctest.Wait()
+			next := w.later(other, true)
+			w.link.LoseReply(script.Unlock.Digest(), 1)
+			cancel()
+			synctest.Wait()
+			answer()
+			soon(w, next)
+		})
+	})
+}
+
 // When the subscription comes back every waiter renews once, at once.
 func TestWaitersRenewWhenTheSubscriptionIsBack(t *testing.T) {
 	inBubble(t, func(w *world) {

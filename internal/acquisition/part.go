@@ -202,6 +202,7 @@ func (p *part) acquired(sent clock.Instant, looks uint32, r script.Reply, err er
 		err = e.error
 	} else {
 		p.Tombstone = err != nil && !lockerr.Has(err, lockerr.Full) || p.Node.MaySendTwice(sent)
+		p.MayStand = err != nil || r.Status == script.Granted || r.Status == script.Waiting
 	}
 	switch {
 	case !p.active():
@@ -220,7 +221,7 @@ func (p *part) acquired(sent clock.Instant, looks uint32, r script.Reply, err er
 			p.Node.Renewer.Release(&p.Lease)
 		}
 		next = p.replace()
-		next.join = true
+		next.join, next.failed = true, p.failed
 	case r.Status != script.Granted && r.Status != script.Waiting:
 		return nil, p.fail(retried{lockerr.Redis(fmt.Errorf("unexpected status %d", r.Status))})
 	case r.Status == script.Granted && p.Write && r.Value == 0:
@@ -230,13 +231,17 @@ func (p *part) acquired(sent clock.Instant, looks uint32, r script.Reply, err er
 		p.Tombstone = true
 		return nil, p.fail(retried{lockerr.Redis(fmt.Errorf("the reply took longer than the TTL of %v", a.Config.TTL))})
 	default:
-		p.in, p.why, p.failed = true, nil, 0
+		p.in, p.why = true, nil
 		if r.Status == script.Granted {
 			p.grant(sent, uint64(r.Value))
 		}
 		a.nodes().onAcknowledged(p, sent)
+		p.failed = 0
 		p.Acknowledge(sent)
 		a.decide()
+		if p.granted { // a message may have overtaken the reply
+			r.Status = script.Granted
+		}
 		p.Node.Renewer.Renew(&p.Lease, p.granted && a.state == held, sent, r)
 		if !p.granted && p.Node.Mailbox.Looks() != looks { // the others have looked while p could not
 			p.Look()

@@ -32,7 +32,7 @@ func (a *Acquisition) Release(ctx context.Context, next *Acquisition) error {
 // release releases p, behind the acquire of front unless that is nil. It goes on with that in the background if the node does
 // not confirm it.
 func (p *part) release(ctx context.Context, front *part) vote {
-	n, place, sent, confirmed := p.Node, p.Node.Limiter.Releases, clock.Always, false
+	n, place, sent, confirmed := p.Node, p.Node.Limiter.Releases, false, false
 	defer func() {
 		if !confirmed { // also if a hook or a context panics
 			n.Renewer.ReleaseAgain(&p.Lease, sent)
@@ -43,9 +43,10 @@ func (p *part) release(ctx context.Context, front *part) vote {
 		return vote{part: p, err: err}
 	}
 	n.Renewer.Forget(&p.Lease) // until now it was renewed
-	sent = clock.Now()
+	start := clock.Now()
+	sent = true
 	r, err := p.callBehind(ctx, front, p.participant().Release(p.Tombstone), place)
-	n.LookForLostGrants(p.acq.Keys.Name(), sent, clock.Always, r, err)
+	n.LookForLostGrants(p.acq.Keys.Name(), start, false, r, err)
 	if err != nil {
 		return vote{part: p, err: err}
 	}

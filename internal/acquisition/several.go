@@ -272,7 +272,8 @@ func (s *severalNodes) onGranted(p *part, sent clock.Instant) {
 // is at least what its rank would be if it were made now.
 //
 // A lock that is acquired again on a node is renewed on all nodes at once, as soon as that one has granted it. If the nodes
-// then fail one after the other, each is known to have held the lock when the last one was acquired again.
+// then fail one after the other, each is known to have held the lock when the last one was acquired again. A node that grants
+// the lock for the first time, but later than the others, costs no renewals: every hand-over would need them.
 func (s *severalNodes) onAcknowledged(p *part, sent clock.Instant) {
 	if waited := time.Duration(sent - s.origin.Asked); p.Write && waited > s.Config.TTL/2 {
 		s.floor = max(s.floor, uint64(s.origin.Rank+waited.Microseconds()))
@@ -281,7 +282,7 @@ func (s *severalNodes) onAcknowledged(p *part, sent clock.Instant) {
 	case !s.isAfterGrant(sent):
 	case p.granted:
 		s.renewAll()
-	default:
+	case p.failed > 0:
 		s.since[p.index()] = clock.Never
 	}
 }
@@ -314,7 +315,7 @@ func (s *severalNodes) onTimeout(p *part) {
 			p.Node.Renewer.SetTimeout(&p.Lease, overdue)
 			break
 		}
-		p.asking, p.Tombstone = false, true
+		p.asking, p.Tombstone, p.MayStand = false, true, true
 		// Before p fails: what takes its place must not ask the node again and be waited for.
 		wentDown = s.markSilent(p, asked)
 		if p.active() {

@@ -70,7 +70,6 @@ type Box struct {
 	open    time.Time           // until then it stays open without a waiter
 	idle    *time.Timer         // runs while there is no waiter
 	idles   int                 // the number of that timer
-	swept   time.Time           // when all waiters last had to look
 	lost    map[string]struct{} // the keys whose waiters must look; nil: no sweep is running
 }
 
@@ -249,7 +248,6 @@ func (b *Box) setHears(stop <-chan struct{}, hears bool) {
 	var waiters []Waiter
 	if changed || hears {
 		waiters = b.all()
-		b.swept = time.Now()
 		b.looks.Add(1)
 	}
 	b.mu.Unlock()
@@ -275,12 +273,12 @@ func (b *Box) all() []Waiter {
 	return waiters
 }
 
-// Look makes every waiter for key look, because a message sent after since may have been lost. It does nothing if the
-// subscription has started or ended since then, or is about to start: that makes all waiters look.
-func (b *Box) Look(key string, since time.Time) {
+// Look makes every waiter for key look, because a message to one of them may have been lost. It does nothing if the
+// subscription is about to start: that makes all waiters look.
+func (b *Box) Look(key string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.swept.After(since) || b.stop != nil && !b.hears.Load() {
+	if b.stop != nil && !b.hears.Load() {
 		return
 	}
 	if b.lost == nil {

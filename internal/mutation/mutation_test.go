@@ -285,6 +285,10 @@ var mutants = []mutant{
 	// What an operator does, and what bounds a lock.
 	{"a subscription that begins makes those look that wait, and not those that ask", "internal/acquisition/part.go", "!p.granted && p.Node.Mailbox.Looks() != looks", "false", scenario("TestGrantBeforeTheSubscriptionIsNotMissed")},
 	{"messages that are lost while a waiter asks are not noticed", "internal/mailbox/mailbox.go", "		clear(b.lost)\n		b.looks.Add(1)\n", "		clear(b.lost)\n", scenario("TestLostUnlockReplyDelaysNobody")},
+	{"messages that are lost during a renewal are not noticed", "internal/node/renewer.go", "r.Status == script.Waiting && c.looks != l.Node.Mailbox.Looks()", "false", scenario("TestLostGrantIsLookedForWhateverIsUnderWay")},
+	{"a release of what may never have stood in the queue grants nothing", "internal/acquisition/part.go", "p.MayStand = err != nil || ", "p.MayStand = ", scenario("TestLostGrantIsLookedForWhateverIsUnderWay")},
+	{"a grant that overtakes the reply to the acquire is not renewed often", "internal/acquisition/part.go", "			r.Status = script.Granted\n", "", scenario("TestSplitVoteIsResolvedThoughAGrantOvertakesTheReply")},
+	{"a node that is freed late has the others renewed", "internal/acquisition/several.go", "	case p.failed > 0:\n", "	default:\n", scenario("TestNodeThatIsFreedLateCostsNoRenewal")},
 	{"a short TTL closes the mailbox", "internal/mailbox/mailbox.go", "open.After(b.open)", "true", scenario("TestHolderWithALongTTLListensAfterOneWithAShortOne")},
 	{"a tombstone is revoked", "revoke.go", " || id[0] == '-'", "", scenario("TestRevokeTakesNoTombstone")},
 	{"a foreign waiter is taken for one of ours", "lua/lib/foreign.lua", " or not is_waiter(call('ZRANGE', INTENTS, '0', '0')[1] or 'w')", "", ofScripts("TestForeignWaiterIsAnError")},

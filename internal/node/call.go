@@ -177,13 +177,14 @@ func (n *Node) send(ctx context.Context, c script.Command) (sent *redis.Cmd) {
 
 // A call is one of many that share a round trip. Each has its own fate.
 type call struct {
-	lease   *Lease
-	command script.Command
-	raise   uint64        // the token that it raises to, or 0
-	acked   bool          // of a release: its id has waited or held
-	before  clock.Instant // of a release: when it was sent before; Always: never
-	reply   script.Reply
-	err     error
+	lease    *Lease
+	command  script.Command
+	raise    uint64 // the token that it raises to, or 0
+	mayStand bool   // of a release: its id may have waited or held
+	again    bool   // of a release: an earlier one was not confirmed
+	looks    uint32 // how often the waiters of the node had looked when it was made
+	reply    script.Reply
+	err      error
 }
 
 // runAll runs calls in one round trip, or one by one where the client has no pipelines. It repeats no call.

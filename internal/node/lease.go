@@ -54,15 +54,14 @@ var (
 )
 
 // A Lease is how long one id counts on one node, as its renewer keeps it. The fields are guarded by the renewer's mutex,
-// except those that are set once and the atomic one. The owner sets Tombstone and calls Acknowledge only while the renewer does
-// nothing for the lease.
+// except those that are set once and the atomic one. The owner sets Tombstone and MayStand and calls Acknowledge only while the
+// renewer does nothing for the lease.
 type Lease struct {
 	Node   *Node // set once
 	owner  Owner
 	number uint64 // of the id, in the node's mailbox; set once
 
 	end       atomic.Int64  // when trust in it ends; of a release or a time-out, when that is over
-	before    clock.Instant // when a release was sent that was not confirmed; Always: none was
 	due       clock.Instant // when its next call is due
 	raise     uint64        // the token to which the node's has to be raised; 0: none
 	heapIndex int32         // its index in its heap, plus 1; 0: it is in none
@@ -72,16 +71,19 @@ type Lease struct {
 	ready    bool // it is in the heap of those that are ready
 	called   bool // a call for it is under way
 	exact    bool // it is not called before it is due
-	acked    bool // the node has acknowledged the id
+	released bool // a release was sent that was not confirmed
 	Write    bool // it is acquired as a writer; set once
 	readOnly bool // it is renewed as a reader, whatever it was acquired as
 	// Tombstone says that its release refuses an acquire that arrives later. The owner sets it before the release.
 	Tombstone bool
+	// MayStand says that the id may have waited or held, so that its release may grant the lock to others. The owner sets it
+	// before the release.
+	MayStand bool
 }
 
 // Init makes l the lease of a new id on a node. The number of the id is one of NewNumber's or comes from NextID.
 func (l *Lease) Init(owner Owner, n *Node, number uint64, write bool) {
-	l.Node, l.owner, l.number, l.Write, l.before = n, owner, number, write, clock.Always
+	l.Node, l.owner, l.number, l.Write = n, owner, number, write
 }
 
 // NextID returns the number for another id of the same acquisition on the same node. Few need a thousand: from then on it
@@ -154,7 +156,6 @@ func (l *Lease) Acknowledge(sent clock.Instant) {
 		end = max(end, l.Until())
 	}
 	l.end.Store(int64(end))
-	l.acked = true
 }
 
 // schedule sets when the next call for l is due, after one that was sent at that instant and acknowledged: at half the

@@ -168,20 +168,12 @@ func (n *Node) CheckEviction(log logger.Logger) {
 }
 
 // LookForLostGrants renews the waiters of a key if a release may have granted the lock to one of them in a reply that was
-// lost: the reply carries the grants to its own process. Sent is when the release was sent, before when it was sent the
-// previous time, or Always; r and err are its outcome.
-func (n *Node) LookForLostGrants(key string, sent, before clock.Instant, r script.Reply, err error) {
-	switch {
-	case err != nil:
-	case r.Status == script.Released, r.Status == script.Foreign:
-		return
-	case n.MaySendTwice(sent):
-	case before != clock.Always: // the reply to that one is lost
-		sent = before
-	default:
-		return
+// lost: the reply carries the grants to its own process. Sent is when the release was sent, and again tells that an earlier
+// one was not confirmed; r and err are its outcome.
+func (n *Node) LookForLostGrants(key string, sent clock.Instant, again bool, r script.Reply, err error) {
+	if err != nil || r.Status != script.Released && r.Status != script.Foreign && (again || n.MaySendTwice(sent)) {
+		n.Mailbox.Look(key)
 	}
-	n.Mailbox.Look(key, sent.Time())
 }
 
 // Go runs f on a worker: an idle one, if there is one.

@@ -52,13 +52,13 @@ func (rn *Renewer) Renew(l *Lease, holds bool, sent clock.Instant, r script.Repl
 }
 
 // Release releases an id in the background. After a TTL its lease has ended without that.
-func (rn *Renewer) Release(l *Lease) { rn.ReleaseAgain(l, clock.Always) }
+func (rn *Renewer) Release(l *Lease) { rn.ReleaseAgain(l, false) }
 
-// ReleaseAgain is Release after a release that was sent at that instant and not confirmed; Always: none was sent.
-func (rn *Renewer) ReleaseAgain(l *Lease, sent clock.Instant) {
+// ReleaseAgain is Release after one that was not confirmed, if it was sent.
+func (rn *Renewer) ReleaseAgain(l *Lease, sent bool) {
 	rn.mu.Lock()
 	defer rn.mu.Unlock()
-	l.before = max(l.before, sent)
+	l.released = l.released || sent
 	now := clock.Now()
 	l.task = release
 	l.end.Store(int64(now.Add(l.terms().TTL)))
@@ -383,8 +383,8 @@ func (rn *Renewer) call(due []*Lease) {
 
 	for _, c := range calls {
 		rn.onAnswer(c, start)
-		if c.command.Script == script.Unlock && c.acked {
-			rn.node.LookForLostGrants(c.lease.owner.Request().Keys.Name(), start, c.before, c.reply, c.err)
+		if c.mayStand {
+			rn.node.LookForLostGrants(c.lease.owner.Request().Keys.Name(), start, c.again, c.reply, c.err)
 		}
 	}
 }
@@ -396,12 +396,12 @@ func callsFor(due []*Lease) (calls []*call, limit clock.Instant) {
 	limit = due[0].Until()
 	for i, l := range due {
 		c, p := &all[i], l.Participant()
-		c.lease, c.raise = l, l.raise
+		c.lease, c.raise, c.looks = l, l.raise, l.Node.Mailbox.Looks()
 		switch {
 		case l.task == release:
 			c.command = p.Release(l.Tombstone)
-			c.acked, c.before = l.acked, l.before
-			l.before = clock.Now()
+			c.mayStand, c.again = l.MayStand, l.released
+			l.released = true
 		case l.readOnly:
 			p.Write = false
 			c.command = p.Renew(0)
@@ -481,7 +481,7 @@ func (rn *Renewer) update(c *call, sent clock.Instant) (tell func()) {
 		l.raise = 0
 	}
 	l.schedule(sent, r)
-	if r.More {
+	if r.More || r.Status == script.Waiting && c.looks != l.Node.Mailbox.Looks() { // the others have looked since it was sent
 		l.due, l.exact = clock.Now(), true
 	}
 	if l.task == expire { // the call was under way
