@@ -44,8 +44,8 @@ type answer struct {
 	lock *Lock
 }
 
-// No waiter waits for half a TTL when everybody else has unlocked. One reply in each episode is lost; what is held back is
-// delivered within 40 ms.
+// No waiter waits for half a TTL when everybody else has unlocked. At most one reply in each episode is lost; what is held
+// back is delivered within 40 ms.
 func TestGrantedWaiterIsToldSoon(t *testing.T) {
 	for _, n := range []int{1, 3} {
 		for i := range uint64(*episodes) {
