@@ -662,6 +662,31 @@ func TestSplitVoteIsResolvedThoughAGrantOvertakesTheReply(t *testing.T) {
 	})
 }
 
+// A request is granted a node at once, although the reply to the release of the one in front, which had got no answer within the
+// node time-out, was lost.
+func TestLostReplyToTheReleaseOfAnUnansweredAcquireDelaysNobody(t *testing.T) {
+	onNodes(t, 2, func(ns *nodes) {
+		clients, links := ns.own()
+		first, second := NewRedlock(clients, "x", WithTurn(0)), NewRedlock(clients, "x", WithTurn(0))
+		answer := links[0].HoldReply(script.Lock.Digest())
+		refused := make(chan error, 1)
+		go func() {
+			_, err := first.LockContext(ns.Context())
+			refused <- err
+		}()
+		redistest.Elapse(time.Millisecond)
+		next := ns.later(second, true) // it waits on both nodes
+		links[0].LoseReply(script.Unlock.Digest(), 1)
+		ns.matches(<-refused, ErrRedis)
+		answer()
+		l, took := ns.got(next)
+		if took > 100*time.Millisecond {
+			ns.Errorf("it took %v, want at most 100ms", took)
+		}
+		ns.unlock(l)
+	})
+}
+
 // A node that grants the lock a moment late makes no renewals necessary.
 func TestNodeThatIsFreedLateCostsNoRenewal(t *testing.T) {
 	onNodes(t, 3, func(ns *nodes) {

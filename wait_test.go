@@ -315,23 +315,26 @@ func TestLostGrantIsLookedForWhateverIsUnderWay(t *testing.T) {
 			soon(w, w.later(mutex, true)) // the subscription is confirmed before the release arrives
 		})
 	})
-	t.Run("an acquire that was given up", func(t *testing.T) {
-		inBubble(t, func(w *world) {
-			rc := w.client(w.link)
-			mutex, other := NewMutex(rc, "x"), NewMutex(rc, "x", WithTurn(0))
-			w.unlock(w.lock(mutex, true))
-			answer := w.link.HoldReply(script.Lock.Digest())
-			ctx, cancel := context.WithCancel(context.Background())
-			go mutex.LockContext(ctx) // Redis grants it, and the reply comes late
-			synctest.Wait()
-			next := w.later(other, true)
-			w.link.LoseReply(script.Unlock.Digest(), 1)
-			cancel()
-			synctest.Wait()
-			answer()
-			soon(w, next)
+	// The caller makes the request itself; with readers first, another goroutine does.
+	for name, order := range map[string]MutexOption{"by its caller": WithTurn(DefaultTurn), "for its caller": WithReaderPriority()} {
+		t.Run("an acquire that was given up/"+name, func(t *testing.T) {
+			inBubble(t, func(w *world) {
+				rc := w.client(w.link)
+				mutex, other := NewMutex(rc, "x", order), NewMutex(rc, "x", order, WithTurn(0))
+				w.unlock(w.lock(mutex, true))
+				answer := w.link.HoldReply(script.Lock.Digest())
+				ctx, cancel := context.WithCancel(context.Background())
+				go mutex.LockContext(ctx) // Redis grants it, and the reply comes late
+				synctest.Wait()
+				next := w.later(other, true)
+				w.link.LoseReply(script.Unlock.Digest(), 1)
+				cancel()
+				synctest.Wait()
+				answer()
+				soon(w, next)
+			})
 		})
-	})
+	}
 }
 
 // When the subscription comes back every waiter renews once, at once.

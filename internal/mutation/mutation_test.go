@@ -287,6 +287,8 @@ var mutants = []mutant{
 	{"messages that are lost while a waiter asks are not noticed", "internal/mailbox/mailbox.go", "		clear(b.lost)\n		b.looks.Add(1)\n", "		clear(b.lost)\n", scenario("TestLostUnlockReplyDelaysNobody")},
 	{"messages that are lost during a renewal are not noticed", "internal/node/renewer.go", "r.Status == script.Waiting && c.looks != l.Node.Mailbox.Looks()", "false", scenario("TestLostGrantIsLookedForWhateverIsUnderWay")},
 	{"a release of what may never have stood in the queue grants nothing", "internal/acquisition/part.go", "p.MayStand = err != nil || ", "p.MayStand = ", scenario("TestLostGrantIsLookedForWhateverIsUnderWay")},
+	{"a release of what was withdrawn while it asked grants nothing", "internal/acquisition/acquisition.go", "p.asking, p.in, p.Tombstone, p.MayStand = false, true, true, true", "p.asking, p.in, p.Tombstone = false, true, true", scenario("TestLostGrantIsLookedForWhateverIsUnderWay")},
+	{"a release of what a node has not answered in time grants nothing", "internal/acquisition/several.go", "p.asking, p.Tombstone, p.MayStand = false, true, true", "p.asking, p.Tombstone = false, true", scenario("TestLostReplyToTheReleaseOfAnUnansweredAcquireDelaysNobody")},
 	{"a grant that overtakes the reply to the acquire is not renewed often", "internal/acquisition/part.go", "			r.Status = script.Granted\n", "", scenario("TestSplitVoteIsResolvedThoughAGrantOvertakesTheReply")},
 	{"a node that is freed late has the others renewed", "internal/acquisition/several.go", "	case p.failed > 0:\n", "	default:\n", scenario("TestNodeThatIsFreedLateCostsNoRenewal")},
 	{"a short TTL closes the mailbox", "internal/mailbox/mailbox.go", "open.After(b.open)", "true", scenario("TestHolderWithALongTTLListensAfterOneWithAShortOne")},

@@ -69,8 +69,8 @@ func isSilence(err error) bool {
 }
 
 func isServerError(err error) bool {
-	var refusal redis.Error
-	return errors.As(err, &refusal)
+	var reply redis.Error
+	return errors.As(err, &reply)
 }
 
 // HeardSince reports whether the node has answered any call since t.
