@@ -647,18 +647,47 @@ func TestSplitVoteIsResolvedThoughAGrantOvertakesTheReply(t *testing.T) {
 		request()
 		synctest.Wait()
 		reply()
-		start := time.Now()
-		for range 2 {
-			var l *Lock
-			select {
-			case l = <-a:
-			case l = <-b:
-			}
-			if took := time.Since(start); took > 100*time.Millisecond {
-				ns.Errorf("it took %v, want at most 100ms", took)
-			}
-			ns.unlock(l)
+		ns.resolved(a, b)
+	})
+}
+
+// resolved unlocks two locks, each of which has to be granted at once.
+func (ns *nodes) resolved(a, b <-chan *Lock) {
+	ns.Helper()
+	start := time.Now()
+	for range 2 {
+		var l *Lock
+		select {
+		case l = <-a:
+		case l = <-b:
 		}
+		if took := time.Since(start); took > 100*time.Millisecond {
+			ns.Errorf("it took %v, want at most 100ms", took)
+		}
+		ns.unlock(l)
+	}
+}
+
+// The same where the grant overtakes the reply to a renewal.
+func TestSplitVoteIsResolvedThoughAGrantOvertakesARenewal(t *testing.T) {
+	onNodes(t, 2, func(ns *nodes) {
+		holders, _ := ns.own()
+		holder := ns.lock(NewRedlock(holders, "x"), true)
+		synctest.Wait()
+		first, to := ns.own()
+		second, from := ns.own()
+		b := ns.later(NewRedlock(second, "x"), false)
+		redistest.Elapse(DefaultTTL/2 - 2*time.Millisecond)
+		request := to[0].HoldRequest("join")
+		a := ns.later(NewRedlock(first, "x", WithLockIntent()), true) // it goes first
+		reply := from[0].HoldReply(script.Refresh.Digest())
+		redistest.Elapse(4 * time.Millisecond)
+		go holder.UnlockContext(context.Background())
+		synctest.Wait()
+		reply()
+		synctest.Wait()
+		request()
+		ns.resolved(a, b)
 	})
 }
 

@@ -315,6 +315,28 @@ func TestLostGrantIsLookedForWhateverIsUnderWay(t *testing.T) {
 			soon(w, w.later(mutex, true)) // the subscription is confirmed before the release arrives
 		})
 	})
+	// Redis grants the lock to 250 readers at a time.
+	for name, sends := range map[string]int{"the rest of a release": -1, "the rest of a release that is sent again": 0} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(w *world) {
+				mutex := NewMutex(w.client(w.link, func(o *redis.Options) { o.MaxRetries = sends }), "x", WithTurn(0))
+				w.unlock(w.lock(mutex, true))
+				holder, readers := w.lock(mutex, true), make([]<-chan *Lock, 600)
+				for i := range readers {
+					readers[i] = w.later(mutex, false)
+				}
+				answer := w.link.HoldReply(script.Unlock.Digest())
+				go holder.UnlockContext(context.Background())
+				synctest.Wait()
+				w.link.LoseReply(script.Unlock.Digest(), 1)
+				answer()
+				synctest.Wait()
+				for _, next := range readers {
+					soon(w, next)
+				}
+			})
+		})
+	}
 	// The caller makes the request itself; with readers first, another goroutine does.
 	for name, order := range map[string]MutexOption{"by its caller": WithTurn(DefaultTurn), "for its caller": WithReaderPriority()} {
 		t.Run("an acquire that was given up/"+name, func(t *testing.T) {

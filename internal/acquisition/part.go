@@ -341,11 +341,13 @@ func (p *part) renewed(r script.Reply) bool {
 	}
 	was := a.state
 	p.why = nil
-	if r.Status == script.Granted { // a "waiting" that arrives after the grant is older than that
+	if r.Status == script.Granted {
 		p.grant(clock.Now(), max(p.token, uint64(r.Value))) // the reply to RenewWriter has no token
 		if r.Preceded && a.state == pending && !a.hasMajority() {
 			p.yield()
 		}
+	} else { // it is older than the grant, if there is one, and has put off the next renewal
+		p.checked = false
 	}
 	a.decide()
 	return was == held && r.Status == script.Granted

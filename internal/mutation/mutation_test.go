@@ -290,6 +290,8 @@ var mutants = []mutant{
 	{"a release of what was withdrawn while it asked grants nothing", "internal/acquisition/acquisition.go", "p.asking, p.in, p.Tombstone, p.MayStand = false, true, true, true", "p.asking, p.in, p.Tombstone = false, true, true", scenario("TestLostGrantIsLookedForWhateverIsUnderWay")},
 	{"a release of what a node has not answered in time grants nothing", "internal/acquisition/several.go", "p.asking, p.Tombstone, p.MayStand = false, true, true", "p.asking, p.Tombstone = false, true", scenario("TestLostReplyToTheReleaseOfAnUnansweredAcquireDelaysNobody")},
 	{"a grant that overtakes the reply to the acquire is not renewed often", "internal/acquisition/part.go", "			r.Status = script.Granted\n", "", scenario("TestSplitVoteIsResolvedThoughAGrantOvertakesTheReply")},
+	{"a grant that overtakes the reply to a renewal is not renewed often", "internal/acquisition/part.go", "		p.checked = false\n", "", scenario("TestSplitVoteIsResolvedThoughAGrantOvertakesARenewal")},
+	{"a lost reply to the rest of a release is not noticed", "internal/node/call.go", "		if c.Releases() {\n			n.LookForLostGrants(c.Key(), sent, false, r, err)\n		}\n", "		_ = sent\n", scenario("TestLostGrantIsLookedForWhateverIsUnderWay")},
 	{"a node that is freed late has the others renewed", "internal/acquisition/several.go", "	case p.failed > 0:\n", "	default:\n", scenario("TestNodeThatIsFreedLateCostsNoRenewal")},
 	{"a short TTL closes the mailbox", "internal/mailbox/mailbox.go", "open.After(b.open)", "true", scenario("TestHolderWithALongTTLListensAfterOneWithAShortOne")},
 	{"a tombstone is revoked", "revoke.go", " || id[0] == '-'", "", scenario("TestRevokeTakesNoTombstone")},

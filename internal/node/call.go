@@ -47,21 +47,14 @@ func (n *Node) CallBoth(ctx context.Context, ttl time.Duration, first script.Com
 				onFirst(script.Reply{}, ErrPanicked)
 			}
 		}()
+		end := clock.Now().Add(ttl / 2)
 		calls := []*call{{command: first.WithSource()}, {command: second}}
 		n.runAll(sent, calls)
 		a, b := calls[0], calls[1]
-		if a.err == nil && a.reply.More {
-			n.Mailbox.Deliver(a.reply.Grants)
-			a.reply, a.err = n.Run(sent, ttl, first)
-		}
+		a.reply, a.err = n.handOn(sent, end, first, a.reply, a.err)
 		answered = true
 		onFirst(a.reply, a.err)
-		n.Mailbox.Deliver(a.reply.Grants)
-		n.Mailbox.Deliver(b.reply.Grants)
-		if b.err == nil && b.reply.More {
-			_, _ = n.Run(sent, ttl, second) // it has been done; the rest is handed on
-		}
-		return b.reply, b.err
+		return n.handOn(sent, end, second, b.reply, b.err)
 	}
 	if ctx.Done() == nil {
 		return both()
@@ -134,17 +127,23 @@ const maxRepeats = 10000
 func (n *Node) Run(ctx context.Context, ttl time.Duration, c script.Command) (script.Reply, error) {
 	end := clock.Now().Add(ttl / 2)
 	r, err := c.Script.Parse(n.eval(ctx, c))
+	return n.handOn(ctx, end, c, r, err)
+}
+
+// handOn is what Run does after the first reply, until that instant.
+func (n *Node) handOn(ctx context.Context, end clock.Instant, c script.Command, r script.Reply, err error) (script.Reply, error) {
+	first, failed := r, err
 	n.Mailbox.Deliver(r.Grants)
-	for i, more := 0, r.More; more && err == nil && i < maxRepeats && clock.Now() < end; i++ {
-		var next script.Reply
-		next, err = c.Script.Parse(n.eval(ctx, c))
-		more = next.More
-		n.Mailbox.Deliver(next.Grants)
-		if !c.Releases() {
-			r = next
-		} else if err != nil {
-			return r, nil // it has been released; renewals hand on the rest
+	for i := 0; r.More && err == nil && i < maxRepeats && clock.Now() < end; i++ {
+		sent := clock.Now()
+		r, err = c.Script.Parse(n.eval(ctx, c))
+		n.Mailbox.Deliver(r.Grants)
+		if c.Releases() {
+			n.LookForLostGrants(c.Key(), sent, false, r, err)
 		}
+	}
+	if c.Releases() {
+		return first, failed // it has been released, if that succeeded; renewals hand on what is left
 	}
 	return r, err
 }

@@ -26,6 +26,7 @@ func TestCallIsRepeatedForHalfATTLAtMost(t *testing.T) {
 		for name, c := range map[string]script.Command{"acquire": p.Acquire(false, false, 0), "renew": p.Renew(0), "release": p.Release(false)} {
 			t.Run(fmt.Sprintf("%s, %v each", name, took), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
+					defer redistest.Elapse(time.Second) // in which everything in the background ends
 					calls := 0
 					n := &Node{Mailbox: mailbox.New(nil, "box", nil), process: func(_ context.Context, c redis.Cmder) error {
 						calls++

@@ -137,6 +137,9 @@ func Score(rank int64, first bool) string {
 	return strconv.FormatInt(rank, 10)
 }
 
+// Key is the key that is locked.
+func (c Command) Key() string { return c.args[keysAt].(string) }
+
 // HasOneKey reports whether c is the command of RenewWriter.
 func (c Command) HasOneKey() bool { return c.args[2] == "1" }
 
@@ -167,7 +170,7 @@ func (c Command) Eval(ctx context.Context, rc redis.Scripter) *redis.Cmd {
 	if c.HasOneKey() {
 		end = keysAt + 1
 	}
-	names := []string{c.args[keysAt].(string)}
+	names := []string{c.Key()}
 	for _, key := range c.args[keysAt+1 : end] {
 		names = append(names, *key.(*string))
 	}
