@@ -60,38 +60,74 @@ const (
 	readersFirst
 )
 
-// T2, T7: a grant whose trust has ended when the queue learns of it, since the process was stopped, serves nobody. It is
-// not kept and renewed for ever: the head asks again.
-func TestGrantThatServesNobodyIsNotKept(t *testing.T) {
+// A process has one Redis, one mutex, and the callers of that.
+type process struct {
+	*testing.T
+	rc     *redis.Client
+	config *acquisition.Config
+	keys   *script.Keys
+	sent   redistest.Counter
+}
+
+// inProcess runs a test in virtual time.
+func inProcess(t *testing.T, o order, test func(*process)) {
 	redistest.MiniLocks(t)
 	synctest.Test(t, func(t *testing.T) {
 		defer redistest.Elapse(10 * time.Minute) // in which everything in the background ends
-		_, rc := redistest.Mini(t)
-		c, g := newConfig(firstCome, rc), &caller{write: true, result: make(chan error, 1)}
-		keys, _ := script.NewKeys("x")
-		q, own := enter(c, keys)
+		p := &process{T: t}
+		_, p.rc = redistest.Mini(t)
+		p.rc.AddHook(&p.sent)
+		p.config = newConfig(o, p.rc)
+		p.keys, _ = script.NewKeys("x")
+		test(p)
+	})
+}
+
+func (p *process) acquire(u user, write, try bool) error {
+	return u.handle().Acquire(p.Context(), p.config, p.keys, write, try, u)
+}
+
+func (p *process) lock(u user, write bool) {
+	p.Helper()
+	if err := p.acquire(u, write, false); err != nil {
+		p.Fatal(err)
+	}
+}
+
+// A user is a caller, or has one.
+type user interface {
+	User
+	handle() *Lock
+}
+
+// T2, T7: a grant whose trust has ended when the queue learns of it, since the process was stopped, serves nobody. It is
+// not kept and renewed for ever: the head asks again.
+func TestGrantThatServesNobodyIsNotKept(t *testing.T) {
+	inProcess(t, firstCome, func(p *process) {
+		g := &caller{write: true, result: make(chan error, 1)}
+		q, own := enter(p.config, p.keys)
 		pending := &own.turn
 		g.lock.user, g.lock.grant = g, &own.grant
-		w := &waiter{config: c, keys: keys, lock: &g.lock, spare: pending, write: true}
+		w := &waiter{config: p.config, keys: p.keys, lock: &g.lock, spare: pending, write: true}
 		q.line(w).push(w)
 		q.pending = w.turn(q, false)
-		if err := pending.acq.Acquire(t.Context()); err != nil {
-			t.Fatal(err)
+		if err := pending.acq.Acquire(p.Context()); err != nil {
+			p.Fatal(err)
 		}
 		endTrust(&pending.acq)
 		q.onAcquired(pending, nil)
-		go func() { g.result <- q.wait(t.Context(), w) }()
+		go func() { g.result <- q.wait(p.Context(), w) }()
 		redistest.Elapse(ttl)
 		select {
 		case err := <-g.result:
 			if err != nil || g.lock.grant.turn == pending {
-				t.Errorf("%v: want the head served by another acquisition", err)
+				p.Errorf("%v: want the head served by another acquisition", err)
 			}
 		default:
-			t.Fatal("the head waits, want it served")
+			p.Fatal("the head waits, want it served")
 		}
-		if err := g.lock.Unlock(t.Context()); err != nil {
-			t.Error(err)
+		if err := g.lock.Unlock(p.Context()); err != nil {
+			p.Error(err)
 		}
 	})
 }
@@ -109,37 +145,28 @@ func (l *lateUser) End(cause error) { <-l.tell; l.caller.End(cause) }
 // T2, T9, T11: nobody is served under an acquisition that was lost, though it is in its turn and its queue has not heard of
 // it. Nor is a try refused because of it.
 func TestLostAcquisitionServesNobody(t *testing.T) {
-	redistest.MiniLocks(t)
-	synctest.Test(t, func(t *testing.T) {
-		defer redistest.Elapse(10 * time.Minute)
-		_, rc := redistest.Mini(t)
-		c := newConfig(firstCome, rc)
-		keys, _ := script.NewKeys("x")
+	inProcess(t, firstCome, func(p *process) {
 		writer, reader, try := &lateUser{tell: make(chan struct{})}, &caller{}, &caller{}
-		if err := writer.lock.Acquire(t.Context(), c, keys, true, false, writer); err != nil {
-			t.Fatal(err)
+		p.lock(writer, true)
+		if err := writer.lock.Downgrade(p.Context()); err != nil {
+			p.Fatal(err)
 		}
-		if err := writer.lock.Downgrade(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		rc.FlushAll(t.Context())
+		p.rc.FlushAll(p.Context())
 		go writer.lock.Downgrade(context.Background()) // once more: it learns of the loss
 		synctest.Wait()
-		if err := try.lock.Acquire(t.Context(), c, keys, true, true, try); err != nil {
-			t.Errorf("a try to write: %v", err)
-		} else if err := try.lock.Unlock(t.Context()); err != nil {
-			t.Error(err)
+		if err := p.acquire(try, true, true); err != nil {
+			p.Errorf("a try to write: %v", err)
+		} else if err := try.lock.Unlock(p.Context()); err != nil {
+			p.Error(err)
 		}
-		if err := reader.lock.Acquire(t.Context(), c, keys, false, false, reader); err != nil {
-			t.Fatal(err)
-		}
+		p.lock(reader, false)
 		if reader.lock.grant.turn == writer.lock.grant.turn || reader.lock.Usable() != nil {
-			t.Error("a reader is served under the acquisition that was lost")
+			p.Error("a reader is served under the acquisition that was lost")
 		}
 		close(writer.tell)
 		synctest.Wait()
-		if err := reader.lock.Unlock(t.Context()); err != nil || Len() != 0 {
-			t.Errorf("%v, and %d queues are left", err, Len())
+		if err := reader.lock.Unlock(p.Context()); err != nil || Len() != 0 {
+			p.Errorf("%v, and %d queues are left", err, Len())
 		}
 	})
 }
@@ -161,22 +188,15 @@ func TestHolderHasLeftBeforeTheNextIsGranted(t *testing.T) {
 // behindAWriter runs a test in virtual time, in which a writer holds a lock and the next one waits. Once that is granted
 // the lock it calls granted.
 func behindAWriter(t *testing.T, granted func(next *caller) error, test func(t *testing.T, holder, next *caller, served <-chan error)) {
-	redistest.MiniLocks(t)
-	synctest.Test(t, func(t *testing.T) {
-		defer redistest.Elapse(10 * time.Minute)
-		_, rc := redistest.Mini(t)
-		c := newConfig(firstCome, rc)
-		keys, _ := script.NewKeys("x")
+	inProcess(t, firstCome, func(p *process) {
 		holder, next, served := &caller{}, &caller{}, make(chan error, 1)
-		if err := holder.lock.Acquire(t.Context(), c, keys, true, false, holder); err != nil {
-			t.Fatal(err)
-		}
+		p.lock(holder, true)
 		go func() {
-			err := next.lock.Acquire(t.Context(), c, keys, true, false, next)
+			err := p.acquire(next, true, false)
 			served <- errors.Join(err, granted(next))
 		}()
 		synctest.Wait()
-		test(t, holder, next, served)
+		test(p.T, holder, next, served)
 	})
 }
 
@@ -215,25 +235,18 @@ func TestLossDuringAnUnlockIsNotTheEndOfTheQueue(t *testing.T) {
 // T9: a try asks Redis if the trust in the lock of its process has ended, although no timer has fired, since the process was
 // stopped.
 func TestTryIsNotRefusedForALockWithoutTrust(t *testing.T) {
-	redistest.MiniLocks(t)
-	synctest.Test(t, func(t *testing.T) {
-		defer redistest.Elapse(10 * time.Minute)
-		_, rc := redistest.Mini(t)
-		c := newConfig(firstCome, rc)
-		keys, _ := script.NewKeys("x")
+	inProcess(t, firstCome, func(p *process) {
 		holder, try := &caller{}, &caller{}
-		if err := holder.lock.Acquire(t.Context(), c, keys, true, false, holder); err != nil {
-			t.Fatal(err)
-		}
-		rc.FlushAll(t.Context()) // the lease has ended
+		p.lock(holder, true)
+		p.rc.FlushAll(p.Context()) // the lease has ended
 		endTrust(holder.lock.Acquisition())
-		if err := try.lock.Acquire(t.Context(), c, keys, true, true, try); err != nil {
-			t.Error(err)
-		} else if err := try.lock.Unlock(t.Context()); err != nil {
-			t.Error(err)
+		if err := p.acquire(try, true, true); err != nil {
+			p.Error(err)
+		} else if err := try.lock.Unlock(p.Context()); err != nil {
+			p.Error(err)
 		}
 		if err := holder.lock.Usable(); !errors.Is(err, lockerr.ErrLockLost) {
-			t.Errorf("%v: want the lock lost", err)
+			p.Errorf("%v: want the lock lost", err)
 		}
 	})
 }
@@ -261,88 +274,63 @@ func endTrust(a *acquisition.Acquisition) {
 
 // T9: a try of the class that goes first is served in a turn without a call, although others of its process wait.
 func TestTryOfTheFirstClassPassesWaiters(t *testing.T) {
-	redistest.MiniLocks(t)
-	synctest.Test(t, func(t *testing.T) {
-		defer redistest.Elapse(10 * time.Minute)
-		_, rc := redistest.Mini(t)
-		var counter redistest.Counter
-		rc.AddHook(&counter)
-		c := newConfig(readersFirst, rc)
-		keys, _ := script.NewKeys("x")
+	inProcess(t, readersFirst, func(p *process) {
 		reader, writer, try, served := &caller{}, &caller{}, &caller{}, make(chan error, 1)
-		if err := reader.lock.Acquire(t.Context(), c, keys, false, false, reader); err != nil {
-			t.Fatal(err)
-		}
-		go func() { served <- writer.lock.Acquire(t.Context(), c, keys, true, false, writer) }()
+		p.lock(reader, false)
+		go func() { served <- p.acquire(writer, true, false) }()
 		synctest.Wait()
-		calls := counter.Commands()
-		if err := try.lock.Acquire(t.Context(), c, keys, false, true, try); err != nil || counter.Commands() != calls {
-			t.Errorf("%v, after %d calls; want a lock without a call", err, counter.Commands()-calls)
+		calls := p.sent.Commands()
+		if err := p.acquire(try, false, true); err != nil || p.sent.Commands() != calls {
+			p.Errorf("%v, after %d calls; want a lock without a call", err, p.sent.Commands()-calls)
 		}
-		if err := errors.Join(try.lock.Unlock(t.Context()), reader.lock.Unlock(t.Context()), <-served, writer.lock.Unlock(t.Context())); err != nil {
-			t.Error(err)
+		if err := errors.Join(try.lock.Unlock(p.Context()), reader.lock.Unlock(p.Context()), <-served, writer.lock.Unlock(p.Context())); err != nil {
+			p.Error(err)
 		}
 	})
 }
 
 // Of locks that share a grant the last one releases it, in whatever order they are unlocked, and the others make no call.
 func TestLastOfNestedLocksReleases(t *testing.T) {
-	redistest.MiniLocks(t)
-	synctest.Test(t, func(t *testing.T) {
-		defer redistest.Elapse(10 * time.Minute)
-		_, rc := redistest.Mini(t)
-		var counter redistest.Counter
-		rc.AddHook(&counter)
-		c := newConfig(firstCome, rc)
-		keys, _ := script.NewKeys("x")
+	inProcess(t, firstCome, func(p *process) {
 		locks, first := make([]caller, 10), &caller{} // from which the server learns the scripts
-		if err := errors.Join(first.lock.Acquire(t.Context(), c, keys, true, false, first), first.lock.Unlock(t.Context())); err != nil {
-			t.Fatal(err)
+		if err := errors.Join(p.acquire(first, true, false), first.lock.Unlock(p.Context())); err != nil {
+			p.Fatal(err)
 		}
-		if err := locks[0].lock.Acquire(t.Context(), c, keys, true, false, &locks[0]); err != nil {
-			t.Fatal(err)
-		}
+		p.lock(&locks[0], true)
 		for i := range locks[1:] {
 			outer, inner := &locks[i], &locks[i+1]
 			inner.lock = NestedIn(&outer.lock)
 			if err := inner.lock.Nest(&outer.lock, inner, i%2 == 0); err != nil {
-				t.Fatal(err)
+				p.Fatal(err)
 			}
 		}
 		synctest.Wait() // INFO has been answered, which the first grant asks for
-		before := counter.Commands()
+		before := p.sent.Commands()
 		unlocked := make(chan error)
 		for i := range locks {
 			go func() { unlocked <- locks[i].lock.Unlock(context.Background()) }()
 		}
 		for range locks {
 			if err := <-unlocked; err != nil {
-				t.Error(err)
+				p.Error(err)
 			}
 		}
-		if n := counter.Commands() - before; n != 1 {
-			t.Errorf("%d commands for %d unlocks, want 1", n, len(locks))
+		if n := p.sent.Commands() - before; n != 1 {
+			p.Errorf("%d commands for %d unlocks, want 1", n, len(locks))
 		}
-		if err := locks[0].lock.Unlock(t.Context()); !errors.Is(err, lockerr.ErrUnlocked) {
-			t.Errorf("a second unlock: %v", err)
+		if err := locks[0].lock.Unlock(p.Context()); !errors.Is(err, lockerr.ErrUnlocked) {
+			p.Errorf("a second unlock: %v", err)
 		}
 	})
 }
 
 // What an event costs does not grow with the read acquisitions that are held: those whose turn is over are put aside.
 func TestEventsLookAtTheReadersOfATurnOnly(t *testing.T) {
-	redistest.MiniLocks(t)
-	synctest.Test(t, func(t *testing.T) {
-		defer redistest.Elapse(10 * time.Minute)
-		_, rc := redistest.Mini(t)
-		c := newConfig(firstCome, rc)
-		keys, _ := script.NewKeys("x")
+	inProcess(t, firstCome, func(p *process) {
 		var readers []*caller
 		for range 100 {
 			r := &caller{}
-			if err := r.lock.Acquire(t.Context(), c, keys, false, false, r); err != nil {
-				t.Fatal(err)
-			}
+			p.lock(r, false)
 			readers = append(readers, r)
 			redistest.Elapse(2 * length)
 		}
@@ -351,19 +339,19 @@ func TestEventsLookAtTheReadersOfATurnOnly(t *testing.T) {
 			n++
 		}
 		if n > 1 || len(q.spent) < len(readers)-1 {
-			t.Errorf("%d acquisitions are looked at and %d are put aside, of %d", n, len(q.spent), len(readers))
+			p.Errorf("%d acquisitions are looked at and %d are put aside, of %d", n, len(q.spent), len(readers))
 		}
 		writer := &caller{}
-		if err := writer.lock.Acquire(t.Context(), c, keys, true, true, writer); !errors.Is(err, lockerr.ErrLock) {
-			t.Errorf("a try to write beside the readers: %v", err)
+		if err := p.acquire(writer, true, true); !errors.Is(err, lockerr.ErrLock) {
+			p.Errorf("a try to write beside the readers: %v", err)
 		}
 		for _, r := range readers {
-			if err := r.lock.Unlock(t.Context()); err != nil {
-				t.Error(err)
+			if err := r.lock.Unlock(p.Context()); err != nil {
+				p.Error(err)
 			}
 		}
 		if len(q.spent) != 0 || q.turns != nil || Len() != 0 {
-			t.Errorf("%d acquisitions and %d queues are left", len(q.spent), Len())
+			p.Errorf("%d acquisitions and %d queues are left", len(q.spent), Len())
 		}
 	})
 }
@@ -385,6 +373,7 @@ type caller struct {
 	reads  bool // it was downgraded
 }
 
+func (c *caller) handle() *Lock         { return &c.lock }
 func (c *caller) End(cause error)       { c.lost = cause }
 func (c *caller) Watch() (User, func()) { return c, nil }
 func (c *caller) String() string {
