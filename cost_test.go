@@ -70,6 +70,39 @@ func TestContendedLockIsTwoCommands(t *testing.T) {
 	}
 }
 
+// The source of a script is sent to a server that does not know it, and to no other, also where an acquire goes in front of a
+// release or a downgrade.
+func TestSourceOfAScriptIsSentOnce(t *testing.T) {
+	inBubble(t, func(w *world) {
+		rc, sent := w.client(nil), &counter{}
+		rc.AddHook(sent)
+		m := NewMutex(rc, "x")
+		known := 0
+		for round := range 4 {
+			for _, write := range []bool{true, false} {
+				l := w.lock(m, true)
+				redistest.Elapse(2 * turnLength) // the turn is over
+				next := w.later(m, write)
+				w.unlock(l)
+				w.unlock(w.granted(next, "the next one"))
+			}
+			l := w.lock(m, true)
+			next := w.later(m, true)
+			if err := l.Downgrade(w.Context()); err != nil {
+				t.Fatal(err)
+			}
+			w.unlock(l)
+			w.unlock(w.granted(next, "the next writer"))
+			if round == 0 {
+				known = sent.sources
+			}
+		}
+		if known == 0 || sent.sources != known {
+			t.Errorf("%d sources were sent, and %d of them in the first round; want all then", sent.sources, known)
+		}
+	})
+}
+
 // Renewals that are due together share a round trip. The loss of one lock does not affect the others.
 func TestRenewalsShareRoundTripsNotFates(t *testing.T) {
 	inBubble(t, func(w *world) {

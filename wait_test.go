@@ -742,9 +742,10 @@ func TestMessagesThatAreNoGrantsAreIgnored(t *testing.T) {
 
 // A counter is a hook that counts commands, but not those that open a connection, and round trips.
 type counter struct {
-	mu    sync.Mutex
-	n     int // commands
-	trips int
+	mu      sync.Mutex
+	n       int // commands
+	sources int // those that carry the source of a script, in all
+	trips   int
 }
 
 func (c *counter) DialHook(next redis.DialHook) redis.DialHook { return next }
@@ -766,6 +767,9 @@ func (c *counter) count(cmds ...redis.Cmder) {
 	for _, cmd := range cmds {
 		if name := cmd.Name(); name != "hello" && name != "client" { // those make a connection
 			c.n++
+		}
+		if cmd.Name() == "eval" {
+			c.sources++
 		}
 	}
 	c.trips++

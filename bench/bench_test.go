@@ -191,6 +191,11 @@ func TestTeamMeasuresExclusion(t *testing.T) {
 		if s["within/s"] <= 0 || s["between/s"] <= 0 || s["share"] != s["locks/s"]*section.Seconds() {
 			t.Errorf("%s: want hand-overs within the processes and between them, got %v", library, s)
 		}
+		// They and the sections are all that the turn consists of.
+		idle := (s["within/s"]*s["within µs"] + s["between/s"]*s["between µs"]) / 1e6
+		if all := idle + s["share"]; idle <= 0 || all > 1.01 {
+			t.Errorf("%s: sections and what is between them take %.2f of the time: %v", library, all, s)
+		}
 	}
 	if s := measure(pairs, func(s sample) bool { return s["overlaps"] > 0 }); s["overlaps"] == 0 {
 		t.Errorf("%s: want locks at the same time, got %v", pairs, s)

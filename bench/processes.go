@@ -58,7 +58,7 @@ type task struct {
 type result struct {
 	Counts          []int
 	Took, Longest   time.Duration // the time of the turn, and of the longest wait
-	Within, Between int64
+	Within, Between handOvers
 	Overlaps        int64
 }
 
@@ -129,8 +129,7 @@ func (t team) turn(members []*member, what task) (sample, error) {
 			continue
 		}
 		all.took = max(all.took, r.Took)
-		all.within += r.Within
-		all.between += r.Between
+		all.within, all.between = all.within.add(r.Within), all.between.add(r.Between)
 		all.overlaps += r.Overlaps
 		all.waits = append(all.waits, r.Longest)
 		all.counts = append(all.counts, r.Counts...)
@@ -140,7 +139,12 @@ func (t team) turn(members []*member, what task) (sample, error) {
 	}
 	s := all.sample()
 	delete(s, "median ms") // that is of the longest waits
-	s["within/s"], s["between/s"] = float64(all.within)/all.took.Seconds(), float64(all.between)/all.took.Seconds()
+	for name, h := range map[string]handOvers{"within": all.within, "between": all.between} {
+		s[name+"/s"] = float64(h.N) / all.took.Seconds()
+		if h.N > 0 && t.section > 0 {
+			s[name+" µs"] = h.Idle.Seconds() * 1e6 / float64(h.N)
+		}
+	}
 	s["overlaps"] = float64(all.overlaps)
 	if t.section > 0 {
 		s["share"] = s["locks/s"] * t.section.Seconds()
@@ -192,6 +196,7 @@ func memberMain(args []string) error {
 		for i := range locks {
 			locks[i] = c.lock(t.Key)
 		}
+		at.ended.Store(0)
 		time.Sleep(time.Until(t.From))
 		var done *crowd
 		if done, err = crowdOf(at, process, locks, t); err == nil {
@@ -219,6 +224,7 @@ func openAt(library string, addrs []string) (*client, error) {
 type meeting struct {
 	last   atomic.Int64 // who had the lock last: the process and the goroutine
 	inside atomic.Int64 // how many have it
+	ended  atomic.Int64 // when the last critical section ended, in ns; 0: there has been none in this turn
 }
 
 // The one that had the lock last.
@@ -242,6 +248,18 @@ func (m *meeting) enter(process, goroutine int) (last predecessor, beside bool) 
 	}
 	return otherProcess, beside
 }
+
+// begin returns how long ago the last critical section ended, or 0 for the first one.
+func (m *meeting) begin() time.Duration {
+	ended := m.ended.Load()
+	if ended == 0 {
+		return 0
+	}
+	return time.Duration(time.Now().UnixNano() - ended)
+}
+
+// end records that a critical section ends.
+func (m *meeting) end() { m.ended.Store(time.Now().UnixNano()) }
 
 // meetAt maps a meeting from a file.
 func meetAt(path string) (*meeting, error) {

@@ -246,14 +246,14 @@ func (r *Results) teamTables() (t string) {
 				w := teamName(net, goroutines, section)
 				for _, library := range r.libraries(w) {
 					row := []string{library, strconv.Itoa(goroutines)}
-					for _, measure := range []string{"locks/s", "share", "within/s", "between/s", "slowest/fastest", "longest ms", "overlaps"} {
+					for _, measure := range []string{"locks/s", "share", "within/s", "within µs", "between/s", "between µs", "slowest/fastest", "longest ms", "overlaps"} {
 						row = append(row, number(r.mean(w, library, measure)))
 					}
 					rows = append(rows, row)
 				}
 			}
 			t += fmt.Sprintf("### One key, %d processes, %s, %s\n\n", processes, net, limit) +
-				table("library|goroutines of each|locks/s|share of the limit|hand-overs/s within a process|between them|slowest ÷ fastest|longest wait, ms|granted beside another", rows) + "\n"
+				table("library|goroutines of each|locks/s|share of the limit|hand-overs/s within a process|µs for each|hand-overs/s between them|µs for each|slowest ÷ fastest|longest wait, ms|granted beside another", rows) + "\n"
 		}
 	}
 	return t

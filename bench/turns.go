@@ -22,11 +22,19 @@ type crowd struct {
 	counts []int           // the number of locks of each goroutine
 	waits  []time.Duration // how long each lock took; of goroutines that wait at the end, so far
 
-	// How often a lock went to another goroutine than the last one: of the same process, and of another one.
-	within, between int64
+	// The hand-overs to another goroutine than the last one: of the same process, and of another one.
+	within, between handOvers
 
 	overlaps int64 // how often a lock was granted while another goroutine had it
 }
+
+// Some hand-overs, and for how long nobody was in a critical section meanwhile, in all.
+type handOvers struct {
+	N    int64
+	Idle time.Duration
+}
+
+func (h handOvers) add(o handOvers) handOvers { return handOvers{h.N + o.N, h.Idle + o.Idle} }
 
 // A scene is where the goroutines of a process lock, maybe beside those of others.
 type scene struct {
@@ -40,7 +48,8 @@ type scene struct {
 func run(ctx context.Context, locks []lock, turn time.Duration, at scene, atEnd func() error) (*crowd, error) {
 	c := &crowd{counts: make([]int, len(locks))}
 	var over atomic.Bool
-	var within, between, overlaps atomic.Int64
+	var overlaps atomic.Int64
+	var n, idle [3]atomic.Int64 // by predecessor
 	waits, errs := make([][]time.Duration, len(locks)), make([]error, len(locks))
 	hold := func(g int) {
 		last, beside := at.enter(at.process, g)
@@ -49,16 +58,15 @@ func run(ctx context.Context, locks []lock, turn time.Duration, at scene, atEnd 
 			return
 		}
 		c.counts[g]++
-		switch last {
-		case sameProcess:
-			within.Add(1)
-		case otherProcess:
-			between.Add(1)
-		}
+		n[last].Add(1)
 		if beside {
 			overlaps.Add(1)
 		}
-		spend(at.section)
+		if at.section > 0 {
+			idle[last].Add(int64(at.begin()))
+			spend(at.section)
+			at.end()
+		}
 	}
 	again := func(g int) error {
 		for !over.Load() {
@@ -86,7 +94,8 @@ func run(ctx context.Context, locks []lock, turn time.Duration, at scene, atEnd 
 	time.Sleep(turn)
 	over.Store(true)
 	c.took = time.Since(start)
-	c.within, c.between, c.overlaps = within.Load(), between.Load(), overlaps.Load()
+	of := func(last predecessor) handOvers { return handOvers{n[last].Load(), time.Duration(idle[last].Load())} }
+	c.within, c.between, c.overlaps = of(sameProcess), of(otherProcess), overlaps.Load()
 	err := atEnd()
 	if !ends(&all, timeout) {
 		return nil, fmt.Errorf("some goroutines still waited %v after the turn", timeout)
@@ -115,7 +124,7 @@ func (c *crowd) sample() sample {
 	return sample{
 		"locks/s":         float64(locks) / c.took.Seconds(),
 		"µs/lock":         c.took.Seconds() * 1e6 / float64(max(locks, 1)),
-		"hand-overs/s":    float64(c.within+c.between) / c.took.Seconds(),
+		"hand-overs/s":    float64(c.within.N+c.between.N) / c.took.Seconds(),
 		"Jain":            jain(c.counts),
 		"slowest/fastest": float64(slices.Min(c.counts)) / float64(max(slices.Max(c.counts), 1)),
 		"median ms":       median(c.waits).Seconds() * 1000,

@@ -233,7 +233,7 @@ var mutants = []mutant{
 	{"a lock that is unlocked is still counted", "internal/localqueue/lock.go", "	t.remove(l)\n", "", checker{"./internal/localqueue", "^TestHolderHasLeftBeforeTheNextIsGranted$", nil}},
 	{"a release goes behind the acquire for another node", "internal/acquisition/release.go", "a.parts()[slices.Index(a.Config.Nodes, n)]", "a.parts()[len(a.parts())-1-slices.Index(a.Config.Nodes, n)]", scenario("TestQueueIsSharedWhateverTheOrderOfTheNodes")},
 	{"a holder's acknowledgement is the waiters'", "internal/localqueue/queue.go", "		q.acknowledged = false\n		return nil\n", "		return nil\n", scenario("TestFirstErrorIsReturnedWhileOthersHold")},
-	{"the acquire in front of a release has no source", "internal/node/call.go", "first.WithSource()", "first", scenario("TestAcquireGoesInFrontOfTheReleaseWithoutItsScript")},
+	{"a server may know the release behind an acquire alone", "internal/node/call.go", "second.Behind(first)", "second", scenario("TestAcquireGoesInFrontOfTheReleaseWithoutItsScript")},
 	{"every event looks at all readers", "internal/localqueue/queue.go", "	q.drop(t)\n	if q.spent == nil {", "	if q.spent == nil {", checker{"./internal/localqueue", "^TestEventsLookAtTheReadersOfATurnOnly$", nil}},
 	{"a read lock of a write acquisition admits a write lock", "internal/localqueue/lock.go", "	case write && !g.write:", "	case false:", scenario("TestReaderOfAWriteAcquisitionCannotWrite")},
 	{"the head behind an overdue lock asks when that has ended", "internal/localqueue/lock.go", "		q.spend(t)\n", "", scenario("TestNobodyOvertakesTheHeadBehindAnOverdueLock")},

@@ -34,9 +34,8 @@ func (n *Node) Call(ctx context.Context, ttl time.Duration, c script.Command, pl
 	})
 }
 
-// CallBoth makes two calls in one round trip, in that order. The second one is as Call makes it; onFirst takes the answer
-// to the first one before anything of the second is known. The first one is sent with its source: if the server did not
-// know the script, the second one would be made without it. The second one is a release or a downgrade.
+// CallBoth makes two calls in one round trip, in that order: an acquire, and a release or a downgrade. The second one is as
+// Call makes it; onFirst takes the answer to the first one before anything of the second is known.
 func (n *Node) CallBoth(ctx context.Context, ttl time.Duration, first script.Command, onFirst func(script.Reply, error), second script.Command, place Place) (script.Reply, error) {
 	sent := context.WithoutCancel(ctx)
 	both := func() (script.Reply, error) {
@@ -48,7 +47,7 @@ func (n *Node) CallBoth(ctx context.Context, ttl time.Duration, first script.Com
 			}
 		}()
 		end := clock.Now().Add(ttl / 2)
-		calls := []*call{{command: first.WithSource()}, {command: second}}
+		calls := []*call{{command: first}, {command: second.Behind(first)}}
 		n.runAll(sent, calls)
 		a, b := calls[0], calls[1]
 		a.reply, a.err = n.handOn(sent, end, first, a.reply, a.err)

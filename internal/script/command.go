@@ -102,7 +102,13 @@ func (k *Keys) Revoke(id string, d Durations, several bool) Command {
 }
 
 // Releases reports whether c releases an id, so that only the first reply tells whether the id was there.
-func (c Command) Releases() bool { return c.Script == Unlock || c.Script == Revoke }
+func (c Command) Releases() bool { return c.Script.short == Released }
+
+// Behind returns c, a release or a downgrade, as it is sent in one round trip behind an acquire, so that no server makes it
+// first.
+func (c Command) Behind(acquire Command) Command {
+	return c.With(behind[[2]*Script{acquire.Script, c.Script}])
+}
 
 // call is a call of s with all keys and these arguments.
 func (k *Keys) call(s *Script, args ...any) Command {
@@ -143,7 +149,7 @@ func (c Command) Key() string { return c.args[keysAt].(string) }
 // HasOneKey reports whether c is the command of RenewWriter.
 func (c Command) HasOneKey() bool { return c.args[2] == "1" }
 
-// With returns the same call of a variant of its script, for tests.
+// With returns the same call of a variant of its script.
 func (c Command) With(variant *Script) Command {
 	args := append([]any(nil), c.args...)
 	args[1] = variant.digest

@@ -18,6 +18,19 @@ var (
 	Revoke  = load("revoke", Released)
 )
 
+// behind has each release or downgrade that follows an acquire in one round trip, by the two scripts. It is the same text with
+// a digest of its own, which a server is sent only behind the acquire. So no server knows the second of the two alone: it
+// would make that one first.
+var behind = map[[2]*Script]*Script{}
+
+func init() {
+	for _, first := range []*Script{Lock, RLock} {
+		for _, second := range []*Script{Unlock, Refresh} {
+			behind[[2]*Script{first, second}] = second.Variant(second.Source() + "-- behind " + first.Digest())
+		}
+	}
+}
+
 // A Script is one verb. Its source and digest are boxed once, for the arguments of every call.
 type Script struct {
 	source any
@@ -32,7 +45,7 @@ func newScript(source string, short Status) *Script {
 	return &Script{source, hex.EncodeToString(digest[:]), short}
 }
 
-// Variant returns the same verb with another text, for tests.
+// Variant returns the same verb with another text.
 func (s *Script) Variant(source string) *Script { return newScript(source, s.short) }
 
 // Source returns the Lua text.
