@@ -6,6 +6,7 @@ package redismutex
 import (
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
 	"sync"
 	"testing"
@@ -207,6 +208,48 @@ func TestDowngradeIntoAHoleIsNoRenewal(t *testing.T) {
 		}
 		ns.matches(l.UnlockContext(ns.Context()), ErrLockLost)
 	})
+}
+
+// A downgrade that Redis has confirmed succeeds, although the reply to the rest of what it hands on is lost: renewals go on
+// with that.
+func TestDowngradeSucceedsThoughTheRestIsLost(t *testing.T) {
+	for name, behind := range map[string]bool{"alone": false, "behind an acquire": true} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, func(w *world) {
+				rc := w.client(w.link, func(o *redis.Options) { o.MaxRetries = -1 })
+				m, strict := NewMutex(rc, "x"), NewMutex(w.client(nil), "x", WithTurn(0))
+				l, readers := w.lock(m, true), make([]<-chan *Lock, 600) // Redis grants the lock to 250 at a time
+				for i := range readers {
+					readers[i] = w.later(strict, false)
+				}
+				redistest.Elapse(50 * time.Millisecond)
+				var next <-chan *Lock
+				what := script.Refresh.Digest()
+				if behind {
+					next, what = w.later(m, true), "join"
+				}
+				answer, done := w.link.HoldReply(what), make(chan error, 1)
+				go func() { done <- l.Downgrade(context.Background()) }()
+				synctest.Wait()
+				w.link.LoseReply(script.Refresh.Digest(), 1)
+				answer()
+				if err := <-done; err != nil {
+					t.Error(err)
+				}
+				if n := w.link.Effects().LostReplies; n != 1 {
+					t.Errorf("%d replies were lost, want one", n)
+				}
+				redistest.Elapse(20 * time.Millisecond)
+				for i, r := range readers {
+					w.unlock(w.granted(r, fmt.Sprintf("reader %d", i)))
+				}
+				w.unlock(l)
+				if behind {
+					w.unlock(w.granted(next, "the next writer"))
+				}
+			})
+		})
+	}
 }
 
 // An unlock right after an unconfirmed downgrade frees the lock.

@@ -22,6 +22,7 @@ import (
 	"github.com/redismutex/redismutex/internal/acquisition"
 	"github.com/redismutex/redismutex/internal/clock"
 	"github.com/redismutex/redismutex/internal/faultnet"
+	"github.com/redismutex/redismutex/internal/node"
 	"github.com/redismutex/redismutex/internal/redistest"
 	"github.com/redismutex/redismutex/internal/script"
 )
@@ -688,6 +689,50 @@ func TestSplitVoteIsResolvedThoughAGrantOvertakesARenewal(t *testing.T) {
 		synctest.Wait()
 		request()
 		ns.resolved(a, b)
+	})
+}
+
+// A node that has lost the grant to a waiter, in a failover, is not asked again and again by it.
+func TestNodeThatHasLostAGrantIsNotPolled(t *testing.T) {
+	onNodes(t, 2, func(ns *nodes) {
+		ctx := context.Background()
+		keys, _ := script.NewKeys("x")
+		clients, _ := ns.own()
+		admins, sent := make([]*redis.Client, 2), &counter{}
+		for i, m := range ns.minis {
+			admins[i] = redistest.MiniClient(ns, m)
+			admins[i].Set(ctx, "x", "other:1", time.Hour)
+			clients[i].(*redis.Client).AddHook(sent)
+		}
+		next := ns.later(NewRedlock(clients, "x"), true)
+		rc := admins[1]
+		queue := func() (intents, leases []redis.Z) {
+			return rc.ZRangeWithScores(ctx, keys.Intents(), 0, -1).Val(), rc.ZRangeWithScores(ctx, keys.Leases(), 0, -1).Val()
+		}
+		intents, leases := queue()
+		release := script.Participant{Keys: keys, Durations: script.NewDurations(time.Minute), ID: "other:1", Write: true, Score: "5"}.Release(false)
+		if r, err := node.Of(rc).Run(ctx, time.Minute, release); err != nil || r.Status != script.Released {
+			t.Fatal(r, err)
+		}
+		redistest.Elapse(time.Millisecond)
+		if id := rc.Get(ctx, "x").Val(); id == "other:1" || len(intents) != 1 || len(leases) != 1 {
+			t.Fatalf("held by %q; %v and %v waited", id, intents, leases)
+		}
+		rc.Set(ctx, "x", "other:1", time.Hour)
+		rc.ZAdd(ctx, keys.Intents(), intents...)
+		rc.ZAdd(ctx, keys.Leases(), leases...)
+		rc.PExpire(ctx, keys.Intents(), time.Hour)
+		rc.PExpire(ctx, keys.Leases(), time.Hour)
+		redistest.Elapse(20 * time.Millisecond)
+		sent.reset()
+		redistest.Elapse(10 * time.Second)
+		if n, _ := sent.reset(); n == 0 || n > 20 {
+			t.Errorf("%d commands in 10 s, want renewals at half the TTL", n)
+		}
+		rc.Del(ctx, "x")
+		admins[0].Del(ctx, "x")
+		redistest.Elapse(DefaultTTL)
+		ns.unlock(ns.granted(next, "the waiter"))
 	})
 }
 

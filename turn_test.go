@@ -558,6 +558,54 @@ func TestAcquireGoesInFrontOfTheReleaseWithoutItsScript(t *testing.T) {
 	})
 }
 
+// A flusher is a hook that has the server forget all scripts once, when it has not known a script of a pipeline.
+type flusher struct {
+	counter
+	admin *redis.Client
+	done  bool
+}
+
+func (f *flusher) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return func(ctx context.Context, cmds []redis.Cmder) error {
+		err := next(ctx, cmds)
+		for _, c := range cmds {
+			if !f.done && redis.HasErrorPrefix(c.Err(), "NOSCRIPT") {
+				f.admin.ScriptFlush(ctx)
+				f.done = true
+			}
+		}
+		return err
+	}
+}
+
+// T7: the same where the server loses its scripts, as in a failover, when it has been sent the acquire and not yet the text of
+// the release.
+func TestAcquireGoesInFrontOfTheReleaseThoughScriptsAreLost(t *testing.T) {
+	inBubble(t, func(w *world) {
+		rc, flush := w.client(nil), &flusher{admin: w.client(nil)}
+		rc.AddHook(flush)
+		m, other := NewMutex(rc, "x"), NewMutex(w.client(nil), "x")
+		l := w.lock(m, true)
+		waiters := make([]<-chan *Lock, 2)
+		for i := range waiters {
+			waiters[i] = w.later(m, true)
+			redistest.Elapse(100 * time.Millisecond)
+		}
+		remote := w.later(other, true)
+		for i, next := range waiters {
+			redistest.Elapse(100 * time.Millisecond) // the turn is over
+			w.unlock(l)
+			l = w.granted(next, fmt.Sprintf("number %d, which came before the other process", i+1))
+		}
+		if !flush.done {
+			t.Error("the scripts were known")
+		}
+		w.pending(remote)
+		w.unlock(l)
+		w.unlock(w.granted(remote, "the other process"))
+	})
+}
+
 // T7: mutexes of one queue may name the nodes in different orders: what is released on a node goes behind the acquire for
 // that node.
 func TestQueueIsSharedWhateverTheOrderOfTheNodes(t *testing.T) {

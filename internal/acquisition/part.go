@@ -30,7 +30,7 @@ type part struct {
 	in      bool  // it waits or holds, as far as this process knows
 	granted bool  // the node has granted it; with little trust left it is renewed before it counts
 	pushed  bool  // it was granted by a message, or in the reply to another call
-	checked bool  // RenewOften has been called since the grant
+	checked uint8 // how often RenewOften has been called since the grant, twice at most
 }
 
 // init makes p the part on a node, under the id of that number.
@@ -346,8 +346,9 @@ func (p *part) renewed(r script.Reply) bool {
 		if r.Preceded && a.state == pending && !a.hasMajority() {
 			p.yield()
 		}
-	} else { // it is older than the grant, if there is one, and has put off the next renewal
-		p.checked = false
+	} else if p.checked == 1 { // it is older than the grant, and has put off the renewals; or the node has lost the grant
+		p.checked++
+		p.Node.Renewer.RenewOften(&p.Lease)
 	}
 	a.decide()
 	return was == held && r.Status == script.Granted

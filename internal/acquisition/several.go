@@ -157,8 +157,8 @@ func (s *severalNodes) decide() {
 	case !c.open && c.granted > 0:
 		// Others may have the other nodes, and wait for these.
 		for _, p := range s.parts {
-			if p.in && p.granted && !p.checked {
-				p.checked = true
+			if p.in && p.granted && p.checked == 0 {
+				p.checked = 1
 				p.Node.Renewer.RenewOften(&p.Lease)
 			}
 		}

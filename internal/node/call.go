@@ -3,6 +3,7 @@ package node
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -34,8 +35,9 @@ func (n *Node) Call(ctx context.Context, ttl time.Duration, c script.Command, pl
 	})
 }
 
-// CallBoth makes two calls in one round trip, in that order: an acquire, and a release or a downgrade. The second one is as
-// Call makes it; onFirst takes the answer to the first one before anything of the second is known.
+// CallBoth makes two calls in that order: an acquire, and a release or a downgrade. They take one round trip if the server
+// knows their scripts. The second one is as Call makes it; onFirst takes the answer to the first one before anything of the
+// second is known.
 func (n *Node) CallBoth(ctx context.Context, ttl time.Duration, first script.Command, onFirst func(script.Reply, error), second script.Command, place Place) (script.Reply, error) {
 	sent := context.WithoutCancel(ctx)
 	both := func() (script.Reply, error) {
@@ -47,9 +49,11 @@ func (n *Node) CallBoth(ctx context.Context, ttl time.Duration, first script.Com
 			}
 		}()
 		end := clock.Now().Add(ttl / 2)
-		calls := []*call{{command: first}, {command: second.Behind(first)}}
-		n.runAll(sent, calls)
-		a, b := calls[0], calls[1]
+		a, b := &call{command: first}, &call{command: second}
+		if n.pipeline != nil { // else they are made one by one
+			b.command, b.front = second.Behind(first), a
+		}
+		n.runAll(sent, []*call{a, b})
 		a.reply, a.err = n.handOn(sent, end, first, a.reply, a.err)
 		answered = true
 		onFirst(a.reply, a.err)
@@ -141,8 +145,8 @@ func (n *Node) handOn(ctx context.Context, end clock.Instant, c script.Command, 
 			n.LookForLostGrants(c.Key(), sent, false, r, err)
 		}
 	}
-	if c.Releases() {
-		return first, failed // it has been released, if that succeeded; renewals hand on what is left
+	if c.Releases() || err != nil && first.Status == script.Granted {
+		return first, failed // it has been released, if that succeeded, or it holds; renewals hand on what is left
 	}
 	return r, err
 }
@@ -181,6 +185,7 @@ type call struct {
 	mayStand bool   // of a release: its id may have waited or held
 	again    bool   // of a release: an earlier one was not confirmed
 	looks    uint32 // how often the waiters of the node had looked when it was made
+	front    *call  // nil, or an acquire that is made again in front of it, if the server does not know its script
 	reply    script.Reply
 	err      error
 }
@@ -201,7 +206,7 @@ func (n *Node) runAll(ctx context.Context, calls []*call) {
 	n.runPipeline(ctx, unknown)
 }
 
-// runPipeline returns the calls whose script the server does not know.
+// runPipeline returns the calls whose script the server does not know, and those that go in front of them.
 func (n *Node) runPipeline(ctx context.Context, calls []*call) (unknown []*call) {
 	if len(calls) == 0 {
 		return nil
@@ -218,6 +223,9 @@ func (n *Node) runPipeline(ctx context.Context, calls []*call) (unknown []*call)
 			sent[i].SetErr(err)
 		}
 		if err := sent[i].Err(); err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
+			if c.front != nil && !slices.Contains(unknown, c.front) {
+				unknown = append(unknown, c.front)
+			}
 			unknown = append(unknown, c)
 		}
 		c.reply, c.err = c.command.Script.Parse(sent[i])

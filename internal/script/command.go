@@ -104,8 +104,8 @@ func (k *Keys) Revoke(id string, d Durations, several bool) Command {
 // Releases reports whether c releases an id, so that only the first reply tells whether the id was there.
 func (c Command) Releases() bool { return c.Script.short == Released }
 
-// Behind returns c, a release or a downgrade, as it is sent in one round trip behind an acquire, so that no server makes it
-// first.
+// Behind returns c, a release or a downgrade, as it is sent in one round trip behind an acquire. If a server does not know its
+// script, both have to be sent again.
 func (c Command) Behind(acquire Command) Command {
 	return c.With(behind[[2]*Script{acquire.Script, c.Script}])
 }

@@ -18,9 +18,9 @@ var (
 	Revoke  = load("revoke", Released)
 )
 
-// behind has each release or downgrade that follows an acquire in one round trip, by the two scripts. It is the same text with
-// a digest of its own, which a server is sent only behind the acquire. So no server knows the second of the two alone: it
-// would make that one first.
+// behind has, by the two scripts, a release or a downgrade that is sent behind an acquire. Its text is that of the verb, but it
+// has a digest of its own, and a server gets the text only in a round trip that begins with the text of the acquire. A server
+// that knew the verb, but not the acquire, would make that call first.
 var behind = map[[2]*Script]*Script{}
 
 func init() {
