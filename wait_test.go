@@ -255,13 +255,23 @@ func TestLostUnlockReplyDelaysNobody(t *testing.T) {
 func TestGrantBeforeTheSubscriptionIsNotMissed(t *testing.T) {
 	inBubble(t, func(w *world) {
 		mutex := NewMutex(w.client(w.link), "x")
-		holder, err := mutex.TryLockContext(w.Context()) // a try: no turn begins, so the reader asks Redis
-		if err != nil {
-			t.Fatal(err)
+		try := func() *Lock { // no turn begins, so that a reader asks Redis
+			l, err := mutex.TryLockContext(w.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return l
 		}
+		first := try()
+		with := w.later(mutex, false)
+		first.Downgrade(w.Context()) // the server learns the scripts
+		w.unlock(first)
+		w.unlock(w.granted(with, "the reader"))
+		redistest.Elapse(time.Minute) // the mailbox closes
+		holder := try()
 		next := w.later(mutex, false)
 		confirm := w.link.HoldRequest("subscribe")
-		answer := w.link.HoldReply(script.Refresh.Digest())
+		answer := w.link.HoldReply("join")
 		go holder.Downgrade(w.Context()) // with the reader's acquire in front
 		synctest.Wait()
 		confirm()
