@@ -629,14 +629,22 @@ func (ns *nodes) own() (clients []redis.Scripter, links []*faultnet.Link) {
 	return clients, links
 }
 
-// A split vote is resolved at once, also if the grant overtakes the reply to the acquire on the node that answers last.
-func TestSplitVoteIsResolvedThoughAGrantOvertakesTheReply(t *testing.T) {
+// onTwoNodes runs a test in which a writer holds the lock, and two more processes have links of their own, to the nodes and from
+// them.
+func onTwoNodes(t *testing.T, test func(ns *nodes, holder *Lock, first, second []redis.Scripter, to, from []*faultnet.Link)) {
 	onNodes(t, 2, func(ns *nodes) {
 		holders, _ := ns.own()
 		holder := ns.lock(NewRedlock(holders, "x"), true)
 		synctest.Wait()
 		first, to := ns.own()
 		second, from := ns.own()
+		test(ns, holder, first, second, to, from)
+	})
+}
+
+// A split vote is resolved at once, also if the grant overtakes the reply to the acquire on the node that answers last.
+func TestSplitVoteIsResolvedThoughAGrantOvertakesTheReply(t *testing.T) {
+	onTwoNodes(t, func(ns *nodes, holder *Lock, first, second []redis.Scripter, to, from []*faultnet.Link) {
 		request := to[0].HoldRequest("join")
 		a := ns.later(NewRedlock(first, "x"), true)
 		redistest.Elapse(time.Millisecond)
@@ -671,12 +679,7 @@ func (ns *nodes) resolved(a, b <-chan *Lock) {
 
 // The same where the grant overtakes the reply to a renewal.
 func TestSplitVoteIsResolvedThoughAGrantOvertakesARenewal(t *testing.T) {
-	onNodes(t, 2, func(ns *nodes) {
-		holders, _ := ns.own()
-		holder := ns.lock(NewRedlock(holders, "x"), true)
-		synctest.Wait()
-		first, to := ns.own()
-		second, from := ns.own()
+	onTwoNodes(t, func(ns *nodes, holder *Lock, first, second []redis.Scripter, to, from []*faultnet.Link) {
 		b := ns.later(NewRedlock(second, "x"), false)
 		redistest.Elapse(DefaultTTL/2 - 2*time.Millisecond)
 		request := to[0].HoldRequest("join")

@@ -606,6 +606,29 @@ func TestAcquireGoesInFrontOfTheReleaseThoughScriptsAreLost(t *testing.T) {
 	})
 }
 
+// T7: a client without pipelines, which makes the two calls one by one, teaches the server no release that it might know without
+// the acquire.
+func TestClientWithoutPipelinesTeachesNoReleaseAlone(t *testing.T) {
+	inBubble(t, func(w *world) {
+		pair := func(rc redis.Scripter) {
+			m := NewMutex(rc, "x")
+			l := w.lock(m, true)
+			next := w.later(m, true)
+			redistest.Elapse(time.Second) // the turn is over
+			w.unlock(l)
+			redistest.Elapse(time.Second)
+			w.unlock(w.granted(next, "the next one"))
+		}
+		pair(scripterOnly{w.client(nil)})
+		rc, sent := w.client(nil), &counter{}
+		rc.AddHook(sent)
+		pair(rc)
+		if sent.sources != 2 {
+			t.Errorf("%d sources were sent, want the release behind the acquire, and that in front of it", sent.sources)
+		}
+	})
+}
+
 // T7: mutexes of one queue may name the nodes in different orders: what is released on a node goes behind the acquire for
 // that node.
 func TestQueueIsSharedWhateverTheOrderOfTheNodes(t *testing.T) {

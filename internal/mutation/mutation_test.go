@@ -292,6 +292,7 @@ var mutants = []mutant{
 	{"a grant that overtakes the reply to the acquire is not renewed often", "internal/acquisition/part.go", "			r.Status = script.Granted\n", "", scenario("TestSplitVoteIsResolvedThoughAGrantOvertakesTheReply")},
 	{"a grant that overtakes the reply to a renewal is not renewed often", "internal/acquisition/part.go", "		p.checked++\n		p.Node.Renewer.RenewOften(&p.Lease)\n", "", scenario("TestSplitVoteIsResolvedThoughAGrantOvertakesARenewal")},
 	{"a lost reply to the rest of a release is not noticed", "internal/node/call.go", "		if c.Releases() {\n			n.LookForLostGrants(c.Key(), sent, false, r, err)\n		}\n", "		_ = sent\n", scenario("TestLostGrantIsLookedForWhateverIsUnderWay")},
+	{"a client without pipelines teaches the release behind an acquire", "internal/node/call.go", "		if n.pipeline != nil { // else they are made one by one\n", "		if true {\n", scenario("TestClientWithoutPipelinesTeachesNoReleaseAlone")},
 	{"a node that has lost a grant is polled", "internal/acquisition/part.go", "} else if p.checked == 1 {", "} else if p.granted {", scenario("TestNodeThatHasLostAGrantIsNotPolled")},
 	{"a downgrade fails with the rest of what it hands on", "internal/node/call.go", "c.Releases() || err != nil && first.Status == script.Granted", "c.Releases()", scenario("TestDowngradeSucceedsThoughTheRestIsLost")},
 	{"a release is sent again alone", "internal/node/call.go", "c.front != nil && ", "c.front == c && ", scenario("TestAcquireGoesInFrontOfTheReleaseThoughScriptsAreLost")},
