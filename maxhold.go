@@ -23,11 +23,9 @@ func longestHold(own time.Duration, outer *core) time.Duration {
 
 // A bound ends a lock that has been held for as long as [WithMaxHold] allows.
 type bound struct {
-	lock *core
-
 	mu    sync.Mutex
+	lock  *core       // nil: it has ended; a timer that was stopped may be kept until its time, with all that it refers to
 	timer *time.Timer // nil: it has not started
-	over  bool        // the lock has ended
 }
 
 // start starts the bound of a lock that was granted, unless that has ended already. B may be nil.
@@ -37,8 +35,8 @@ func (b *bound) start() {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if !b.over {
-		b.timer = time.AfterFunc(b.lock.most-time.Duration(clock.Now()-b.lock.held.Since()), b.end)
+	if c := b.lock; c != nil {
+		b.timer = time.AfterFunc(c.most-time.Duration(clock.Now()-c.held.Since()), b.end)
 	}
 }
 
@@ -53,7 +51,7 @@ func (b *bound) stopping(cancel context.CancelCauseFunc) context.CancelCauseFunc
 func (b *bound) stop() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.over = true
+	b.lock = nil
 	if b.timer != nil {
 		b.timer.Stop()
 	}
@@ -61,8 +59,10 @@ func (b *bound) stop() {
 
 // end ends the lock. Its context may have ended earlier, with its parent.
 func (b *bound) end() {
+	b.mu.Lock()
 	c := b.lock
-	if !c.held.Overdue() {
+	b.mu.Unlock()
+	if c == nil || !c.held.Overdue() {
 		return
 	}
 	c.cancel(ErrMaxHold)

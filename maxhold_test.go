@@ -389,12 +389,15 @@ func TestRenewalUnderWayIsTheLastOne(t *testing.T) {
 	}
 }
 
-// A lock that was unlocked is not kept until its time would be over.
+// A lock that was unlocked is not kept until its time would be over, although its timer is: Go removes a stopped timer once it
+// is the first or the last of all.
 func TestUnlockedLockIsNotKept(t *testing.T) {
 	noCollector(t)
 	inBubble(t, func(w *world) {
 		m := NewMutex(w.client(nil), "x", WithMaxHold(time.Hour))
+		defer time.AfterFunc(time.Minute, func() {}).Stop()
 		l := w.lock(m, true)
+		defer time.AfterFunc(2*time.Hour, func() {}).Stop()
 		kept := weak.Make(l.core)
 		w.unlock(l)
 		synctest.Wait()

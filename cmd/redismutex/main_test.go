@@ -431,13 +431,13 @@ func TestListHasTheLocksThatAreHeldAndNothingElse(t *testing.T) {
 func TestListOfACrowdThatHasCrashed(t *testing.T) {
 	h := newHall(t)
 	rc := h.server.Client(t)
-	m := h.mutex()
-	reader, err := m.RLockContext(t.Context())
+	// With a TTL of an hour nobody renews, and finds out, before the list has been printed.
+	reader, err := redismutex.NewMutex(rc, "stock", redismutex.WithTTL(time.Hour)).RLockContext(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer reader.Unlock()
-	waiter := h.begin("run", "-w", "30s", "stock", "true")
+	waiter := h.begin("run", "--ttl", "1h", "-w", "1h", "stock", "true")
 	h.eventually("it waits", func(s *redismutex.State) bool { return s.Waiting == 1 })
 	var ids []any
 	var leases []redis.Z
