@@ -11,6 +11,7 @@ import (
 	"net"
 	"os"
 	"reflect"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"sync"
@@ -30,6 +31,7 @@ func TestMain(m *testing.M) {
 	// Injected faults would fill the log; tests of the log set their own.
 	SetLog(NopLog)
 	redis.SetLogger(silence{})
+	debug.SetGCPercent(400) // miniredis makes much garbage
 	if strconv.IntSize < 64 {
 		flag.Set("test.skip", "^Example") // they run on miniredis, which locks on 64 bits only: see redistest.MiniLocks
 	}

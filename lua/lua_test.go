@@ -114,10 +114,13 @@ func TestFastPathsMayBeDeleted(t *testing.T) {
 	if err := os.WriteFile(overlay, text, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	for _, args := range [][]string{{"../internal/script", "-skip=" + costs}, {"..", "-run=" + promises}} {
-		run := exec.CommandContext(t.Context(), "go", append([]string{"test", "-count=1", "-short", "-vet=off", "-timeout=2m", "-overlay=" + overlay}, args...)...)
-		if out, err := run.CombinedOutput(); err != nil {
-			t.Errorf("%v\n%s", err, out)
-		}
+	for what, args := range map[string][]string{"scripts": {"../internal/script", "-skip=" + costs}, "promises": {"..", "-run=" + promises}} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			run := exec.CommandContext(t.Context(), "go", append([]string{"test", "-count=1", "-short", "-vet=off", "-timeout=2m", "-overlay=" + overlay}, args...)...)
+			if out, err := run.CombinedOutput(); err != nil {
+				t.Errorf("%v\n%s", err, out)
+			}
+		})
 	}
 }

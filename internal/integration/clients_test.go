@@ -60,6 +60,7 @@ func TestRingWorksByLooking(t *testing.T) {
 
 // An AutoPipeliner works like any other client.
 func TestAutoPipelinerLocks(t *testing.T) {
+	t.Parallel()
 	for name, opt := range map[string]*redis.AutoPipelineOptions{
 		"default":     nil,
 		"full duplex": {FullDuplex: true},

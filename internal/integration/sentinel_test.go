@@ -16,6 +16,7 @@ import (
 // The package documentation, "Where they end": a failover to a replica that knew of the lock loses nothing. One to a
 // replica that did not loses the lock and ends its holder's context; waiters keep waiting, and are granted the lock.
 func TestSentinelFailoverIsSurvived(t *testing.T) {
+	t.Parallel()
 	t.Run("replicated", func(t *testing.T) { failOver(t, true) })
 	t.Run("lost", func(t *testing.T) { failOver(t, false) })
 }

@@ -90,6 +90,7 @@ func blackHole(t *testing.T, write bool) {
 
 // Promises 5 and 7: an unlock hands the lock on and wakes the waiter that gets it.
 func TestUnlockWakesWaiterAtOnce(t *testing.T) {
+	t.Parallel()
 	for _, write := range []bool{true, false} {
 		t.Run(kind(write), func(t *testing.T) {
 			s := open(t)
@@ -224,6 +225,7 @@ func TestCancelledWaiterClearsItsIntent(t *testing.T) {
 
 // Promise 4: an acquire that go-redis resends because its reply was lost is granted once.
 func TestLostAcquireReplyIsObtainedOnce(t *testing.T) {
+	t.Parallel()
 	for _, write := range []bool{true, false} {
 		t.Run("at once/"+kind(write), func(t *testing.T) {
 			s := open(t)
@@ -265,6 +267,7 @@ func (s *single) heldOnce(l *redismutex.Lock) {
 
 // Promise 4: an acquire that arrives after its own release is refused.
 func TestAcquireThatArrivesAfterItsReleaseIsRefused(t *testing.T) {
+	t.Parallel()
 	for _, write := range []bool{true, false} {
 		t.Run(kind(write), func(t *testing.T) {
 			s := open(t)
@@ -337,6 +340,7 @@ func TestGrantCrossingACancellationIsPassedOn(t *testing.T) {
 
 // Promise 2: the message of a grant that arrives late gives no process a lock that another holds.
 func TestStaleGrantMessageGivesNobodyALock(t *testing.T) {
+	t.Parallel()
 	const ttl = 600 * time.Millisecond
 	for name, delay := range map[string]time.Duration{
 		"in the last quarter":     ttl * 8 / 10,
@@ -383,6 +387,7 @@ func TestStaleGrantMessageGivesNobodyALock(t *testing.T) {
 
 // Promise 10: an unlock during a renewal reports no loss, whatever the outcome of the renewal.
 func TestUnlockRacingARenewalReportsNoLoss(t *testing.T) {
+	t.Parallel()
 	for _, write := range []bool{true, false} {
 		for _, reply := range []bool{true, false} {
 			name := kind(write) + map[bool]string{true: "/before its reply", false: "/before it arrives"}[reply]
@@ -445,6 +450,7 @@ func TestUnlockRacingARenewalReportsNoLoss(t *testing.T) {
 
 // Promise 5: a lock whose parent context has ended can be unlocked, and is then free.
 func TestUnlockOnCancelledParentFreesTheKey(t *testing.T) {
+	t.Parallel()
 	for _, write := range []bool{true, false} {
 		t.Run(kind(write), func(t *testing.T) {
 			s := open(t)
@@ -534,6 +540,7 @@ func TestLockContextReturnsWithItsContextAgainstABlackHole(t *testing.T) {
 
 // Promise 10: when the server has lost its data, a holder's context ends within its TTL.
 func TestHolderLearnsOfAnEmptyRestart(t *testing.T) {
+	t.Parallel()
 	for _, write := range []bool{true, false} {
 		t.Run(kind(write), func(t *testing.T) {
 			const ttl = 2 * time.Second
@@ -597,6 +604,7 @@ func TestWaitersGoOnAfterAnEmptyRestart(t *testing.T) {
 
 // Promise 7: a lost message costs time, half a TTL at most.
 func TestLostSubscriptionCostsHalfATTLAtMost(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		ttl, within time.Duration
 		fail        func(s *single, messages *faultnet.Link)
@@ -680,6 +688,7 @@ func TestMixedTTLsAndOrdersExclude(t *testing.T) {
 // Promises 7 and 10: if no message can be sent or received, waiters are granted the lock at their next renewal, and the
 // reason is logged once per client.
 func TestPublishRefusedByACL(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct{ rule, logs string }{
 		"no publish":   {"-publish", "PUBLISH"},
 		"no channels":  {"resetchannels", "PUBLISH"},
@@ -723,6 +732,7 @@ func TestPublishRefusedByACL(t *testing.T) {
 
 // An eviction policy that may evict locks is logged once, and costs no command per lock.
 func TestEvictingPolicyIsLoggedOnce(t *testing.T) {
+	t.Parallel()
 	const policy = "allkeys-lru"
 	run := func(t *testing.T, s *single, user string) (*redistest.Log, *redistest.Counter) {
 		log, sent := &redistest.Log{}, &redistest.Counter{}

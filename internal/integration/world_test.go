@@ -25,8 +25,8 @@ func TestMain(m *testing.M) {
 	redis.SetLogger(silence{})
 	// The tests wait most of the time, so more than one per CPU can run.
 	flag.Parse()
-	if n, err := strconv.Atoi(flag.Lookup("test.parallel").Value.String()); err != nil || n < 4 {
-		flag.Set("test.parallel", "4")
+	if n, err := strconv.Atoi(flag.Lookup("test.parallel").Value.String()); err != nil || n < 8 {
+		flag.Set("test.parallel", "8")
 	}
 	os.Exit(m.Run())
 }

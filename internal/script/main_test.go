@@ -3,6 +3,7 @@ package script_test
 import (
 	"context"
 	"os"
+	"runtime/debug"
 	"testing"
 
 	"github.com/redis/go-redis/v9"
@@ -13,6 +14,7 @@ import (
 func TestMain(m *testing.M) {
 	redismutex.SetLog(redismutex.NopLog)
 	redis.SetLogger(silence{})
+	debug.SetGCPercent(400) // miniredis makes much garbage
 	os.Exit(m.Run())
 }
 
