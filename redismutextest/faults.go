@@ -23,10 +23,11 @@ func (f *failures) set(err error, n int) {
 	f.err, f.left = err, n
 }
 
-// next returns the error of a call that begins with cmd, or nil if the call should be made. Asking for INFO is not counted:
-// the library does it once, beside its first lock.
+// next returns the error of a call that begins with cmd, or nil if the call should be made. INFO is not counted, which the
+// library asks for once, beside its first lock; nor is what go-redis sends to set up a connection.
 func (f *failures) next(cmd redis.Cmder) error {
-	if cmd.Name() == "info" {
+	switch cmd.Name() {
+	case "info", "hello", "auth", "select", "client":
 		return nil
 	}
 	f.mu.Lock()

@@ -183,8 +183,9 @@ func (r *Redis) Cut() { redistest.Crash(r.network) }
 func (r *Redis) Heal() { r.network.Refuse(false) }
 
 // Fail makes the next n calls of Client fail with err before they reach Redis, in place of those of an earlier Fail that are
-// left. A call is a command or a pipeline, also one that the library makes in the background, as a renewal at half the TTL;
-// but for INFO, which the library asks for once, beside its first lock.
+// left. A call is a command or a pipeline, also one that the library makes in the background, as a renewal at half the TTL, or
+// the release of a lock whose request has failed. INFO is not counted, which the library asks for once, beside its first lock;
+// nor are the commands that set up a connection.
 func (r *Redis) Fail(err error, n int) {
 	r.t.Helper()
 	if n < 0 || n > 0 && err == nil {
