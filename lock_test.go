@@ -375,6 +375,27 @@ func TestLockContextReturnsWithItsContext(t *testing.T) {
 	}
 }
 
+// An hourAgo is a context whose deadline is a time of day, and has passed since the clock was set.
+type hourAgo struct{ context.Context }
+
+func (hourAgo) Deadline() (time.Time, bool) { return time.Now().Add(-time.Hour), true }
+
+// An error of Redis is returned soon, although by its deadline the context has ended.
+func TestErrorDoesNotWaitForADeadlineThatHasPassed(t *testing.T) {
+	inBubble(t, func(w *world) {
+		ctx, cancel := context.WithTimeout(w.Context(), time.Hour)
+		defer cancel()
+		w.Redis.SetError("ERR not now")
+		start := time.Now()
+		_, err := NewMutex(w.client(nil), "x").LockContext(hourAgo{ctx})
+		w.matches(err, ErrRedis)
+		if took := time.Since(start); took > 10*time.Second {
+			t.Errorf("it took %v", took)
+		}
+		w.Redis.SetError("")
+	})
+}
+
 // Promise 4: go-redis sends an acquire again if the reply is lost.
 func TestAcquireWithALostReplyHoldsOnce(t *testing.T) {
 	for _, write := range []bool{true, false} {

@@ -174,6 +174,39 @@ func TestLockThatIsGrantedAsTheContextPanicsIsUnlocked(t *testing.T) {
 	}
 }
 
+// A call whose context panics keeps no place in the limiter. What go-redis calls of a context is not tried: it does so on a
+// goroutine of its own.
+func TestCallWhoseContextPanicsKeepsNoPlace(t *testing.T) {
+	inBubble(t, func(w *world) {
+		m := NewMutex(w.client(nil, func(o *redis.Options) { o.PoolSize = 1 }), "x")
+		panics := func(nth int32, f func(ctx context.Context) error) {
+			defer func() {
+				if why := recover(); why != "context" {
+					t.Errorf("recovered %v, want a panic", why)
+				}
+			}()
+			ctx, cancel := context.WithCancel(w.Context())
+			defer cancel()
+			t.Errorf("got %v, want a panic", f(lateContext{ctx, new(atomic.Int32), nth, func() {}}))
+		}
+		ctx, cancel := context.WithTimeout(w.Context(), time.Second)
+		defer cancel()
+		for nth := int32(1); nth <= 2; nth++ {
+			panics(nth, func(ctx context.Context) error { _, err := m.LockContext(ctx); return err })
+			l, err := m.LockContext(ctx)
+			if err != nil {
+				t.Fatalf("Done panicked in call %d: %v", nth, err)
+			}
+			panics(1, l.UnlockContext)
+		}
+		l, err := m.LockContext(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.unlock(l)
+	})
+}
+
 // A hookOnce ends the goroutine of the next command, once it is set. If it has an argument, that command has it.
 type hookOnce struct {
 	on  *atomic.Bool

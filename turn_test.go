@@ -324,6 +324,36 @@ func TestGrantAndGivingUpAtOnce(t *testing.T) {
 	})
 }
 
+// T6: a grant that arrives as the head gives up is for the next of the same process, and not for another one.
+func TestGrantOfAHeadThatGivesUpIsForTheNext(t *testing.T) {
+	inBubble(t, func(w *world) {
+		const delay = time.Millisecond
+		w.link.SetDelay(delay)
+		m, other := NewMutex(w.client(w.link), "x"), NewMutex(w.client(nil), "x")
+		for i := range 200 {
+			holder := w.lock(other, true)
+			ctx, cancel := context.WithCancel(w.Context())
+			head := redistest.Later(func() (*Lock, error) { return m.LockContext(ctx) })
+			redistest.Elapse(100 * delay)
+			next := w.later(m, true)
+			behind := w.later(other, true)
+			w.unlock(holder)
+			time.AfterFunc(delay, func() { // when the message of the grant arrives
+				for range i % 40 {
+					runtime.Gosched()
+				}
+				cancel()
+			})
+			if first := <-head; first.Err == nil {
+				w.unlock(first.Value)
+			}
+			w.pending(behind)
+			w.unlock(w.granted(next, "the next one of the process"))
+			w.unlock(w.granted(behind, "the other process"))
+		}
+	})
+}
+
 // T5: a turn ends when trust falls below a quarter of the TTL.
 func TestTurnEndsWithLittleTrust(t *testing.T) {
 	inBubble(t, func(w *world) {
@@ -1006,6 +1036,43 @@ func TestFirstErrorIsReturnedWhileOthersHold(t *testing.T) {
 			held.Unlock()
 		})
 	}
+}
+
+// A doneContext calls a function whenever somebody asks for Done: among others as what descends from it is canceled.
+type doneContext struct {
+	context.Context
+	onDone func()
+}
+
+func (c doneContext) Done() <-chan struct{} { c.onDone(); return c.Context.Done() }
+
+// T11: the same for a call that is made while the holder is told of the loss.
+func TestFirstErrorIsReturnedWhileALossIsTold(t *testing.T) {
+	inBubble(t, func(w *world) {
+		rc := w.client(w.link, func(o *redis.Options) { o.MaxRetries, o.ReadTimeout, o.DialerRetries = -1, time.Second, 1 })
+		m := NewMutex(rc, "x")
+		onDone, told := func() {}, false
+		held, err := m.LockContext(doneContext{w.Context(), func() { onDone() }})
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.link.Refuse(true)
+		w.link.Cut()
+		onDone = func() {
+			onDone, told = func() {}, true
+			ctx, cancel := context.WithTimeout(w.Context(), time.Hour)
+			defer cancel()
+			_, err := m.LockContext(ctx)
+			w.matches(err, ErrRedis)
+		}
+		<-held.Done()
+		synctest.Wait()
+		if !told {
+			t.Error("the call was not made")
+		}
+		w.link.Refuse(false)
+		held.Unlock()
+	})
 }
 
 // panics checks that f panics.

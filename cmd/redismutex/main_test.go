@@ -206,7 +206,7 @@ func TestHeldLockIsRefusedWithACodeOfItsOwn(t *testing.T) {
 	l := h.holds()
 	h.begin("run", "-n", "stock", "true").exits(exitHeld, l.ID())
 	h.begin("run", "-n", "-E", "3", "stock", "true").exits(3, l.ID())
-	h.begin("run", "-w", "100ms", "stock", "true").exits(exitHeld, l.ID())
+	h.begin("run", "-w", "1s", "stock", "true").exits(exitHeld, l.ID())
 	if s := h.state(); s.Waiting != 0 {
 		t.Errorf("it still waits:\n%v", s)
 	}

@@ -147,8 +147,8 @@ const (
 var ErrRetry = errors.New("acquire again")
 
 // ErrWaiting is returned by Acquire and Wait of a shared acquisition whose caller gives up while it waits in the queue of
-// Redis. It waits on.
-var ErrWaiting = errors.New("it waits on without the caller")
+// Redis, or as it is granted. It goes on.
+var ErrWaiting = errors.New("it goes on without the caller")
 
 // Init makes a a request that has not been sent.
 func (a *Acquisition) Init(c *Config, keys *script.Keys, owner Owner, write, try bool, origin Origin) {
@@ -264,7 +264,7 @@ func (a *Acquisition) Wait(ctx context.Context) error {
 // without the caller.
 func (a *Acquisition) refused(ctx context.Context) error {
 	a.mu.Lock()
-	if a.shared && a.state == pending && a.queued {
+	if a.shared && (a.state == held || a.state == pending && a.queued) {
 		a.mu.Unlock()
 		return ErrWaiting
 	}

@@ -68,9 +68,12 @@ func (p *part) acquire(ctx context.Context) {
 		if !try {
 			p.listen(ctx)
 		}
+		if ctx.Err() != nil {
+			return
+		}
 		place := p.Node.Limiter.Acquires
 		err := p.Node.Admit(ctx, place, a.Config.Timeout)
-		if ctx.Err() != nil || !p.begin() {
+		if err == node.ErrInterrupted || !p.begin() {
 			if err == nil {
 				place.Free()
 			}

@@ -386,3 +386,25 @@ func TestLockInUseIsNotWithdrawn(t *testing.T) {
 		}
 	})
 }
+
+// A shared request that is granted as its caller gives up stays for others.
+func TestGrantOutlivesTheCallerWhoShares(t *testing.T) {
+	redistest.MiniLocks(t)
+	synctest.Test(t, func(t *testing.T) {
+		defer redistest.Elapse(time.Minute) // in which everything in the background ends
+		_, rc := redistest.Mini(t)
+		ctx, cancel := context.WithCancel(t.Context())
+		a := request(t, config(rc), "x")
+		a.Share(false)
+		if err := a.Acquire(ctx); err != nil {
+			t.Fatal(err)
+		}
+		cancel()
+		if err := a.refused(ctx); err != ErrWaiting { // Wait has seen the end of ctx before the grant
+			t.Errorf("got %v, want ErrWaiting", err)
+		}
+		if err := errors.Join(a.Wait(t.Context()), a.Use(), a.Close(), a.Release(t.Context(), nil)); err != nil {
+			t.Error(err)
+		}
+	})
+}

@@ -373,7 +373,7 @@ func (q *queue) choose(now clock.Instant) *turn {
 		return nil
 	}
 	for t := q.turns; t != nil; t = t.next {
-		if t.write {
+		if t.write && t.acq.Lost() == nil { // its locks may not have been told of a loss yet
 			q.acknowledged = true
 			return nil
 		}

@@ -21,10 +21,16 @@ var ErrPanicked = lockerr.Redis(errors.New("a hook of the client has panicked"))
 // Call is Run, but returns ErrInterrupted as soon as ctx ends, while the call goes on by itself: a context does not
 // interrupt go-redis in a read. When the call has ended it frees its place in the limiter.
 func (n *Node) Call(ctx context.Context, ttl time.Duration, c script.Command, place Place) (script.Reply, error) {
+	inBackground := false
+	defer func() {
+		if !inBackground { // also if ctx panics
+			place.Free()
+		}
+	}()
 	if ctx.Done() == nil {
-		defer place.Free()
 		return n.Run(ctx, ttl, c)
 	}
+	inBackground = true
 	return await(ctx, n, func() (script.Reply, error) {
 		defer place.Free()
 		sent := ctx
@@ -39,9 +45,14 @@ func (n *Node) Call(ctx context.Context, ttl time.Duration, c script.Command, pl
 // knows their scripts. The second one is as Call makes it; onFirst takes the answer to the first one before anything of the
 // second is known.
 func (n *Node) CallBoth(ctx context.Context, ttl time.Duration, first script.Command, onFirst func(script.Reply, error), second script.Command, place Place) (script.Reply, error) {
+	inBackground := false
+	defer func() {
+		if !inBackground { // also if ctx panics
+			place.Free()
+		}
+	}()
 	sent := context.WithoutCancel(ctx)
 	both := func() (script.Reply, error) {
-		defer place.Free()
 		answered := false
 		defer func() {
 			if !answered {
@@ -62,7 +73,11 @@ func (n *Node) CallBoth(ctx context.Context, ttl time.Duration, first script.Com
 	if ctx.Done() == nil {
 		return both()
 	}
-	return await(ctx, n, both)
+	inBackground = true
+	return await(ctx, n, func() (script.Reply, error) {
+		defer place.Free()
+		return both()
+	})
 }
 
 // Inspect returns the node's answer about the lock with these keys. It waits for a place among the releases, not behind the
@@ -102,8 +117,11 @@ func await[T any](ctx context.Context, n *Node, f func() (T, error)) (none T, _ 
 	select {
 	case a := <-answers:
 		if a.err != nil && hasEnded(ctx) {
-			<-ctx.Done()
-			return none, ErrInterrupted
+			select {
+			case <-ctx.Done():
+				return none, ErrInterrupted
+			case <-time.After(time.Second): // its deadline is a time of day, and the clock was set
+			}
 		}
 		return a.reply, a.err
 	case <-ctx.Done():

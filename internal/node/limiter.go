@@ -78,16 +78,21 @@ func (p Place) Free() {
 // Admit waits until a call may take p. It returns an error when ctx ends, when the calls in front are not answered, since
 // this one would not be either, and, with a node time-out, when the node is marked down: other nodes go on.
 func (n *Node) Admit(ctx context.Context, p Place, timeout time.Duration) error {
-	for i, part := range p {
+	taken := 0
+	defer func() {
+		if taken < len(p) { // also if ctx panics
+			p[:taken].Free()
+		}
+	}()
+	for _, part := range p {
 		select {
 		case part <- struct{}{}:
-			continue
 		default:
+			if err := n.wait(ctx, part, timeout); err != nil {
+				return err
+			}
 		}
-		if err := n.wait(ctx, part, timeout); err != nil {
-			p[:i].Free()
-			return err
-		}
+		taken++
 	}
 	return nil
 }
