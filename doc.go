@@ -48,9 +48,9 @@
 //  7. One message per grant at most, to the one process that waits for it.
 //     Grants to the same process travel together. A lost message costs time,
 //     not safety.
-//  8. Nothing stays. Every key has a TTL. After the longest lease, and the two
-//     TTLs of a release that may overtake its acquire, nothing is left but the
-//     token counter, which expires after a day.
+//  8. Nothing stays. Every key has a TTL. Once the longest lease has ended, and
+//     two TTLs after a release that may overtake its acquire, only the token
+//     counter is left, which expires after a day.
 //  9. Tokens rise. Each write lock carries a fencing token greater than every
 //     token before it on that key: see [Lock.Token].
 //  10. Why. An error tells what happened: the lock is held by others, lost,
@@ -111,7 +111,7 @@
 // Holders and waiters renew their leases at half the TTL; renewals that are due
 // at about the same time share a round trip. An uncontended Lock and Unlock is
 // two commands. A lock that is held has neither a goroutine nor a timer of its
-// own.
+// own, unless [WithMaxHold] bounds it.
 //
 // [WithTrace] sets functions that are called on waits, grants, renewals and
 // ends. The module github.com/redismutex/redismutex/otel makes metrics and

@@ -50,8 +50,9 @@ func Held(ctx context.Context, key string) error {
 // lockKey is the key under which a Lock is its own value.
 type lockKey struct{}
 
-// newLock makes a lock for r that is not open yet: nested in outer, a lock that the context or the owner of r has on that
-// key, or with an acquisition of its own if there is none. The error is that of an overdue one, if no other lock admits r.
+// newLock returns a lock for r that is still to be opened. It is nested in outer if the context or the owner of r has a lock on
+// that key, and otherwise has an acquisition of its own. The error matches ErrMaxHold if the only lock that could admit r is
+// overdue.
 func (r request) newLock() (l *Lock, outer *core, o *owner, err error) {
 	outer, err = r.outer()
 	if r.owner != "" {
@@ -63,8 +64,8 @@ func (r request) newLock() (l *Lock, outer *core, o *owner, err error) {
 	return r.newLockIn(outer), outer, nil, nil
 }
 
-// outer returns the innermost lock on the key of r that its context descends from and that admits nested locks, or nil. The
-// error tells that there is none, but one that is overdue.
+// outer returns the innermost lock on the key of r that its context descends from and that admits nested locks. If there is
+// none it returns nil, and an error if one of them is overdue.
 func (r request) outer() (outer *core, overdue error) {
 	l, ok := FromContext(r.ctx)
 	for ; ok; l, ok = FromContext(l.ctx) {
@@ -89,11 +90,10 @@ func (c *core) admits(r request) error {
 
 var errOtherLock = errors.New("a lock on another key, or on other nodes")
 
-// An owner has the locks for which this process asked in the name that [WithOwner] gave, on one key.
+// An owner has the locks on one key that this process holds or waits for under one name of [WithOwner].
 type owner struct {
-	name ownerName
-	// The locks it has and those it waits for. Guarded by the mutex of owners.
-	locks map[*core]struct{}
+	name  ownerName
+	locks map[*core]struct{} // guarded by the mutex of owners
 }
 
 type ownerName struct{ key, owner string }
@@ -104,8 +104,9 @@ var owners struct {
 	m map[ownerName]*owner
 }
 
-// newOwnedLock is newLock for an owner: outer, and the overdue lock, may also be those of the owner. The lock is one of the
-// owner's from here on: if another call of the owner is granted first, it is withdrawn, since the owner would wait for itself.
+// newOwnedLock is newLock for an owner, whose other locks may also be the outer lock or the overdue one. The new lock is one of
+// the owner's from here on: if another call of the owner is granted first, it is withdrawn, because the owner would wait for
+// itself.
 func (r request) newOwnedLock(outer *core, overdue error) (l *Lock, in *core, o *owner, err error) {
 	owners.Lock()
 	defer owners.Unlock()
@@ -151,7 +152,7 @@ func (o *owner) granted(l *Lock) {
 	}
 }
 
-// dropping returns cancel for c, a lock of o, which is none any more when it has ended; an overdue one is still held.
+// dropping returns cancel for c, which also removes c from the locks of o. An overdue lock is still held, and stays.
 func (o *owner) dropping(c *core, cancel context.CancelCauseFunc) context.CancelCauseFunc {
 	return func(cause error) {
 		if cause != ErrMaxHold {

@@ -1,6 +1,6 @@
 package redismutex
 
-// Turns: the goroutines of one process share an acquisition. The rules are those of internal/localqueue, T1 to T11.
+// Turns: the goroutines of one process share an acquisition. The rules are those of internal/localqueue, T1 to T12.
 
 import (
 	"context"

@@ -14,7 +14,7 @@
 --       granted  the id holds: a writer's fencing token, 0 for a reader
 --       waiting  the id is in the queue
 --       gone     the id neither holds nor waits, or its lease has ended
---       tombstoned  so it is, and the id has a tombstone: it was revoked
+--       tombstoned  as gone, and the id has a tombstone: it was revoked
 --       foreign  a key holds foreign data; nothing has changed
 --       It works on a full Redis.
 

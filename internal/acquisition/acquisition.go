@@ -77,7 +77,7 @@ type Acquisition struct {
 	several *severalNodes
 }
 
-// An Owner is who an acquisition is made for. It is called under no mutex.
+// An Owner uses an acquisition, and is told of its renewals and its loss. It is called under no mutex.
 type Owner interface {
 	// OnRenewed tells that the held lock was renewed.
 	OnRenewed()
@@ -85,8 +85,8 @@ type Owner interface {
 	OnLost(why error)
 }
 
-// An Origin is when a request was made that has waited in its process before it asks the nodes, and the rank that it was given
-// then, if the nodes are several. The zero Origin is that of a request which has not waited.
+// An Origin is when a request joined the queue of its process and, with several nodes, the rank that it was given then. The
+// zero Origin is that of a request that has not waited there.
 type Origin struct {
 	Asked clock.Instant
 	Rank  int64
@@ -113,9 +113,9 @@ type nodes interface {
 	// reply to an acquire. Sent is when that acquire was sent; of a grant by message or by renewal, it is now.
 	onGranted(p *part, sent clock.Instant)
 	onAcknowledged(p *part, sent clock.Instant)
-	// onLate releases p, whose acquire was answered when the lock was not wanted any more.
+	// onLate releases p. Its acquire was answered after the request had ended.
 	onLate(p *part, r script.Reply, err error)
-	// onTimeout does what p has set a time-out for. It takes the mutex.
+	// onTimeout is called when the time-out that p has set is over. It takes the mutex.
 	onTimeout(p *part)
 	// down returns why the node of p is not asked for now, or nil.
 	down(p *part) error
@@ -150,7 +150,7 @@ var ErrRetry = errors.New("acquire again")
 // Redis, or as it is granted. It goes on.
 var ErrWaiting = errors.New("it goes on without the caller")
 
-// Init makes a a request that has not been sent.
+// Init sets a up as a request that has not been sent.
 func (a *Acquisition) Init(c *Config, keys *script.Keys, owner Owner, write, try bool, origin Origin) {
 	a.Config, a.Keys, a.owner, a.write, a.try = c, keys, owner, write, try
 	if len(c.Nodes) > 1 {
@@ -392,7 +392,7 @@ func (a *Acquisition) hasMajority() bool {
 	return n >= a.majority()
 }
 
-// grant makes a a held lock. The mutex is held.
+// grant marks a as held. The mutex is held.
 func (a *Acquisition) grant(token uint64) {
 	a.state, a.token = held, token
 	a.updateTrust()

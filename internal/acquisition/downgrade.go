@@ -26,8 +26,8 @@ func (a *Acquisition) BeginDowngrade() Downgrade {
 	return Downgrade{a, a.makeReader()}
 }
 
-// Tell tells the nodes. Unless next is nil, that has not been sent, and its acquire goes in front on each node, in the same
-// round trip; it has to be waited for with Wait.
+// Tell tells the nodes. Next, if it is not nil, is an acquisition that has not been sent. On each node its acquire goes in front
+// of the downgrade, in the same round trip. The caller then calls next.Wait.
 func (d Downgrade) Tell(ctx context.Context, next *Acquisition) error {
 	a, writers := d.acq, d.writers
 	var t tally

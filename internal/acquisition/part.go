@@ -19,7 +19,7 @@ import (
 type part struct {
 	node.Lease
 	acq  *Acquisition
-	sent atomic.Int64 // when its last request was written to a connection; Always: it has not been
+	sent atomic.Int64 // when its last request was written to a connection, with several nodes; Always: it has not been
 
 	token   uint64
 	why     error // why it is not in; while it is, why it could not be renewed
@@ -176,8 +176,8 @@ type notSent struct{ error }
 
 func (e notSent) Unwrap() error { return e.error }
 
-// onAcquired takes the answer to an acquire that was sent at that instant, when the waiters of the node had had to look that
-// often. It returns the part that is to ask next.
+// onAcquired handles the answer to an acquire that was sent at that instant. Looks is what Mailbox.Looks returned then. It
+// returns the part that asks next, or nil.
 func (p *part) onAcquired(sent clock.Instant, looks uint32, r script.Reply, err error) (next *part) {
 	a := p.acq
 	p.Node.CheckPublish(r, a.Config.Log)
@@ -427,8 +427,8 @@ func (p *part) revoked() news {
 	return news{}
 }
 
-// fail notes that the node does not hold p, or not any more, and why. Unless that ends the request or the lock, another
-// part takes its place. The mutex is held.
+// fail handles that the node does not hold p, or no longer holds it. Either the request or the lock ends, or a new part takes the
+// place of p. The mutex is held.
 func (p *part) fail(why error) news {
 	a := p.acq
 	from := p.Until() // since when the lock may have been granted to others on this node

@@ -16,8 +16,8 @@ import (
 // for each no longer than the node time-out, and for one that is down only if no majority is without it. What is not
 // confirmed goes on in the background.
 //
-// Unless next is nil, that has not been sent, and its acquire goes in front on each node, in the same round trip: so the lock
-// is not handed on before next stands in the queue. Next has to be waited for with Wait.
+// Next, if it is not nil, is an acquisition that has not been sent. On each node its acquire goes in front of the release, in
+// the same round trip, so that the lock is not handed on before next stands in the queue. The caller then calls next.Wait.
 func (a *Acquisition) Release(ctx context.Context, next *Acquisition) error {
 	t, majority := a.nodes().release(ctx, next), a.majority()
 	switch {

@@ -7,8 +7,8 @@ import (
 	"github.com/redismutex/redismutex/internal/script"
 )
 
-// A waiter is a request that has not been served. The fields are guarded by the mutex of its queue, except those that are
-// set once. When it is over, the others do not change any more.
+// A waiter is a request that has not been served. The mutex of its queue guards the fields that change. None changes once over
+// is true.
 type waiter struct {
 	config *acquisition.Config
 	keys   *script.Keys
@@ -23,7 +23,7 @@ type waiter struct {
 	prev, next *waiter       // in its line, which is a ring
 }
 
-// errGivenUp is why a wait is over that its caller gave up.
+// errGivenUp is the error of a waiter whose caller gave up.
 var errGivenUp = errors.New("given up")
 
 // turn returns an acquisition that is still to be made for w.
@@ -37,7 +37,7 @@ func (w *waiter) turn(q *queue, try bool) *turn {
 	return t
 }
 
-// A line has waiters, in order.
+// A line is a list of waiters, in order.
 type line struct{ last *waiter }
 
 func (l *line) empty() bool { return l.last == nil }

@@ -55,7 +55,7 @@ import (
 	"github.com/redismutex/redismutex/internal/lockerr"
 )
 
-// A queue has the requests of this process for one key: waiters and holders.
+// A queue is the requests of this process for one key, those that wait and those that hold.
 type queue struct {
 	requests int32 // how many it has; guarded by the mutex of queues
 	alone    bool  // it is that of one strict request, and none of queues; set once
@@ -201,8 +201,8 @@ func (q *queue) conflicting(w *waiter, now clock.Instant) *turn {
 	return nil
 }
 
-// heldBy returns the error of a try that t excludes or, if that is nil, a waiter: the acquisition in the way is then the one
-// that waits in Redis for the head, or one whose turn the head waits for.
+// heldBy returns the error of a try that t excludes. If t is nil, a waiter excludes it, and the error names the acquisition that
+// the head waits for.
 func (q *queue) heldBy(w *waiter, t *turn) error {
 	if t == nil {
 		t = cmp.Or(q.pending, q.turns)
@@ -384,7 +384,7 @@ func (q *queue) choose(now clock.Instant) *turn {
 	return t
 }
 
-// onAcquired takes what has become of a pending acquisition.
+// onAcquired handles the outcome of a pending acquisition.
 func (q *queue) onAcquired(t *turn, err error) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

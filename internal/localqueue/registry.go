@@ -27,7 +27,8 @@ type memory struct {
 	turn  turn
 }
 
-// enter returns the queue of a key, which has one request more. If that is the first one, own is what it was made with.
+// enter adds a request to the queue of a key and returns that queue. If the request is the first, enter makes the queue, as a
+// part of own.
 func enter(c *acquisition.Config, keys *script.Keys) (q *queue, own *memory) {
 	queues.Lock()
 	defer queues.Unlock()
@@ -44,7 +45,7 @@ func enter(c *acquisition.Config, keys *script.Keys) (q *queue, own *memory) {
 	return q, own
 }
 
-// leave notes that the queue of a key has that many requests less. A queue without requests is forgotten.
+// leave removes that many requests from the queue of a key, and forgets a queue without requests.
 func (q *queue) leave(c *acquisition.Config, keys *script.Keys, requests int32) {
 	if q.alone {
 		return
@@ -57,13 +58,13 @@ func (q *queue) leave(c *acquisition.Config, keys *script.Keys, requests int32) 
 	}
 }
 
-// A Crowd is those that wait in one queue of this process.
+// A Crowd is the waiters of one queue of this process.
 type Crowd struct {
 	Requests int    // how many wait
 	Asks     string // the id of the acquisition that is made for the first; "": none, as they wait for a lock of this process
 }
 
-// Crowds returns those that wait in this process for a key on the node with that mailbox: for redismutextest.
+// Crowds returns the waiters of this process for a key on the node with that mailbox: for redismutextest.
 func Crowds(mailbox, key string) (crowds []Crowd) {
 	for _, q := range queuesOf(mailbox, key) {
 		q.mu.Lock()

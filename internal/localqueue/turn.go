@@ -41,7 +41,7 @@ func (t *turn) serves(w *waiter, now clock.Instant) bool {
 	return t.ends == clock.Never || t.lasts(now)
 }
 
-// begin notes that there is one grant more under t. With the first one the turn begins.
+// begin counts a new grant under t. The first one begins the turn.
 func (t *turn) begin(g *grant, now clock.Instant) {
 	if t.ends == clock.Never {
 		t.ends = now.Add(t.acq.Config.Turn)
@@ -53,7 +53,7 @@ func (t *turn) begin(g *grant, now clock.Instant) {
 	}
 }
 
-// end notes that there is one grant less.
+// end takes a grant off the count.
 func (t *turn) end(g *grant) {
 	if g.write {
 		t.users = 0

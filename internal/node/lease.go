@@ -23,7 +23,8 @@ type Terms struct {
 // Trusted returns until when a lease is trusted that was acknowledged by a call sent at that instant.
 func (t *Terms) Trusted(sent clock.Instant) clock.Instant { return sent.Add(t.TTL - t.Drift) }
 
-// An Owner is the part of an acquisition to which a lease belongs. The renewer calls it under no mutex, except Request.
+// An Owner is the part of an acquisition to which a lease belongs. The renewer and the mailbox call it, under no mutex except
+// for Request.
 type Owner interface {
 	// Request returns what the leases of the acquisition have in common. It must take no mutex.
 	Request() Request
@@ -86,8 +87,8 @@ func (l *Lease) Init(owner Owner, n *Node, number uint64, write bool) {
 	l.Node, l.owner, l.number, l.Write = n, owner, number, write
 }
 
-// NextID returns the number for another id of the same acquisition on the same node. Few need a thousand: from then on it
-// is that of an acquisition of its own.
+// NextID returns the number for the next id of the same acquisition on the same node. After a thousand of them, which few need,
+// it is a number of another block, as of another acquisition.
 func (l *Lease) NextID() uint64 {
 	if next := l.number + 1; next%idsEach != 0 {
 		return next

@@ -97,7 +97,7 @@ var acquisitions atomic.Uint64
 // NewNumber returns the number for the first ids of an acquisition.
 func NewNumber() uint64 { return acquisitions.Add(1) * idsEach }
 
-// AcquisitionOf returns what the ids of one acquisition on all nodes have in common, and no other id has.
+// AcquisitionOf returns what identifies the acquisition of an id. It is the same for all its ids, on all nodes, and for no other.
 func AcquisitionOf(id string) string {
 	mailbox, n := cut(id, ':')
 	process, _ := cut(mailbox, '.')

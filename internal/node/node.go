@@ -1,5 +1,5 @@
-// Package node is one Redis client and what this process keeps for it: its calls, its mailbox, its renewer and its
-// health.
+// Package node is one Redis client and what this process keeps for it: its calls, its limiter, its mailbox, its renewer and
+// its health.
 //
 // A node tells the changes of a lease to the lease's [Owner]; it calls nothing else of the packages above it.
 package node
@@ -32,7 +32,7 @@ type Node struct {
 	Renewer  Renewer
 	Health   Health
 	Limiter  Limiter
-	Requests *semaphore.Weighted // the requests to several nodes that are under way, of which this is the first node
+	Requests *semaphore.Weighted // bounds the requests to several nodes that are under way and have this one as their first
 
 	rc         redis.Scripter
 	process    func(context.Context, redis.Cmder) error // nil: the client can only evaluate scripts

@@ -51,10 +51,10 @@ func (rn *Renewer) Renew(l *Lease, holds bool, sent clock.Instant, r script.Repl
 	rn.push(l)
 }
 
-// Release releases an id in the background. After a TTL its lease has ended without that.
+// Release releases an id in the background. It stops trying after a TTL, when the lease has ended anyway.
 func (rn *Renewer) Release(l *Lease) { rn.ReleaseAgain(l, false) }
 
-// ReleaseAgain is Release after one that was not confirmed, if it was sent.
+// ReleaseAgain is Release after an attempt that was not confirmed. Sent tells whether that attempt was sent.
 func (rn *Renewer) ReleaseAgain(l *Lease, sent bool) {
 	rn.mu.Lock()
 	defer rn.mu.Unlock()
@@ -264,8 +264,8 @@ func (rn *Renewer) send(self *sender) {
 	}
 }
 
-// take takes a batch of those that are ready, the lease that ends first before the others. It returns a backlog where
-// that one has waited for so long that it may not be renewed in time.
+// take returns the next batch of the leases that are ready, those that end first. It also returns a backlog if the first one may
+// not be renewed in time.
 //
 // Where the client has several servers, those whose last call hangs are returned by themselves. A pipeline is as slow as
 // the slowest of its servers: with a call of its own for each, those on the other servers are in time.

@@ -18,9 +18,9 @@ var (
 	Revoke  = load("revoke", Released)
 )
 
-// behind has, by the two scripts, a release or a downgrade that is sent behind an acquire. Its text is that of the verb, but it
-// has a digest of its own, and a server gets the text only in a round trip that begins with the text of the acquire. A server
-// that knew the verb, but not the acquire, would make that call first.
+// behind has the variants of unlock and refresh that are sent behind an acquire, in one round trip. Each has a digest of its own,
+// and a server gets its text only behind that of the acquire. A server that knew unlock, but not the acquire, would release
+// first, and grant the lock to another process.
 var behind = map[[2]*Script]*Script{}
 
 func init() {

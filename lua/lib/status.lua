@@ -1,5 +1,5 @@
--- lib/status.lua: what a script replies: {status, value, flags, message, last}; or, if no flag
--- is set and the caller has no score, the short form.
+-- lib/status.lua: what a script replies: {status, value, flags, message, last}; or the short
+-- form, if no flag is set, and the caller has no score or nobody waits.
 --
 --   status              value                             short form
 local GRANTED    = 1 -- the fencing token, 0 for a reader    the token, 1 for a reader
