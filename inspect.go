@@ -11,10 +11,10 @@ import (
 	"text/tabwriter"
 	"time"
 
+	"github.com/redismutex/redismutex/internal/acquisition"
 	"github.com/redismutex/redismutex/internal/localqueue"
 	"github.com/redismutex/redismutex/internal/lockerr"
 	"github.com/redismutex/redismutex/internal/node"
-	"github.com/redismutex/redismutex/internal/quorum"
 	"github.com/redismutex/redismutex/internal/script"
 )
 
@@ -162,7 +162,7 @@ func (r request) explainErrors(call string, errs []error) error {
 	}
 	n := len(errs)
 	switch {
-	case n-foreign-failed >= quorum.Majority(n):
+	case n-foreign-failed >= acquisition.Majority(n):
 		return nil
 	case r.ctx.Err() != nil:
 		return lockerr.Interrupted(r.ctx, r.keys.Name())
@@ -218,7 +218,7 @@ func (s *State) conclude() {
 		waiters.add(n.Waiters)
 		s.Holding, s.Waiting, s.Token = max(s.Holding, n.Holding), max(s.Waiting, n.Waiting), max(s.Token, n.Token)
 	}
-	majority := quorum.Majority(len(s.Nodes))
+	majority := acquisition.Majority(len(s.Nodes))
 	for token, n := range tokens {
 		if n >= majority {
 			s.Token = token

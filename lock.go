@@ -50,21 +50,6 @@ func (c *core) acquisition() *acquisition.Acquisition { return c.held.Acquisitio
 
 var _ context.Context = (*Lock)(nil)
 
-// newLockIn returns a lock that is to be nested in outer, or is to be acquired if that is nil.
-func (r request) newLockIn(outer *core) *Lock {
-	c := &core{}
-	switch {
-	case outer != nil:
-		c.held = localqueue.NestedIn(&outer.held)
-	case r.isStrict():
-		c.held = localqueue.Strict(&r.m.config, r.keys, r.write, r.try)
-	}
-	return &Lock{core: c}
-}
-
-// isStrict reports whether r stands in Redis by itself, and not in the queue of its key.
-func (r request) isStrict() bool { return r.m.config.Turn == 0 || r.owner != "" }
-
 // open acquires l: nested in outer if there is one, by itself if it is strict, else in the queue of its key. O is nil unless r has
 // an owner.
 func (l *Lock) open(r request, outer *core, o *owner) error {

@@ -50,20 +50,6 @@ func Held(ctx context.Context, key string) error {
 // lockKey is the key under which a Lock is its own value.
 type lockKey struct{}
 
-// newLock returns a lock for r that is still to be opened. It is nested in outer if the context or the owner of r has a lock on
-// that key, and otherwise has an acquisition of its own. The error matches ErrMaxHold if the only lock that could admit r is
-// overdue.
-func (r request) newLock() (l *Lock, outer *core, o *owner, err error) {
-	outer, err = r.outer()
-	if r.owner != "" {
-		return r.newOwnedLock(outer, err)
-	}
-	if err != nil {
-		return nil, nil, nil, err
-	}
-	return r.newLockIn(outer), outer, nil, nil
-}
-
 // outer returns the innermost lock on the key of r that its context descends from and that admits nested locks. If there is
 // none it returns nil, and an error if one of them is overdue.
 func (r request) outer() (outer *core, overdue error) {

@@ -3,8 +3,6 @@ package redismutex
 import (
 	"context"
 	"fmt"
-	"strconv"
-	"strings"
 
 	"github.com/redismutex/redismutex/internal/lockerr"
 	"github.com/redismutex/redismutex/internal/node"
@@ -32,8 +30,7 @@ func (m *RWMutex) Revoke(ctx context.Context, id string, opt ...LockOption) erro
 	if err != nil {
 		return err
 	}
-	// With a "-" in front it would name the tombstone of an id, which must stay: see lua/lib/keys.lua.
-	if i := strings.LastIndexByte(id, ':'); i <= 0 || id[0] == '-' || !isNumber(id[i+1:]) {
+	if !node.IsID(id) {
 		return fmt.Errorf("%w: %q is not the id of a lock", ErrInvalid, id)
 	}
 	known := make([]bool, len(m.config.Nodes))
@@ -57,9 +54,4 @@ func (m *RWMutex) Revoke(ctx context.Context, id string, opt ...LockOption) erro
 		}
 	}
 	return fmt.Errorf("%w: %q: %q", ErrNoSuchID, r.keys.Name(), id)
-}
-
-func isNumber(s string) bool {
-	_, err := strconv.ParseUint(s, 10, 64)
-	return err == nil
 }

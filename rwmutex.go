@@ -10,6 +10,7 @@ import (
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redismutex/redismutex/internal/acquisition"
+	"github.com/redismutex/redismutex/internal/localqueue"
 	"github.com/redismutex/redismutex/internal/lockerr"
 	"github.com/redismutex/redismutex/internal/logger"
 	"github.com/redismutex/redismutex/internal/node"
@@ -305,6 +306,35 @@ func (r request) acquire() (*Lock, error) {
 		}
 	}
 }
+
+// newLock returns a lock for r that is still to be opened. It is nested in outer if the context or the owner of r has a lock on
+// that key, and otherwise has an acquisition of its own. The error matches ErrMaxHold if the only lock that could admit r is
+// overdue.
+func (r request) newLock() (l *Lock, outer *core, o *owner, err error) {
+	outer, err = r.outer()
+	if r.owner != "" {
+		return r.newOwnedLock(outer, err)
+	}
+	if err != nil {
+		return nil, nil, nil, err
+	}
+	return r.newLockIn(outer), outer, nil, nil
+}
+
+// newLockIn returns a lock that is to be nested in outer, or is to be acquired if that is nil.
+func (r request) newLockIn(outer *core) *Lock {
+	c := &core{}
+	switch {
+	case outer != nil:
+		c.held = localqueue.NestedIn(&outer.held)
+	case r.isStrict():
+		c.held = localqueue.Strict(&r.m.config, r.keys, r.write, r.try)
+	}
+	return &Lock{core: c}
+}
+
+// isStrict reports whether r stands in Redis by itself, and not in the queue of its key.
+func (r request) isStrict() bool { return r.m.config.Turn == 0 || r.owner != "" }
 
 // lastTry is how long the try after a wait that has run out may take, and a node time-out more.
 const lastTry = 100 * time.Millisecond

@@ -20,7 +20,7 @@ var layers = [][]string{
 	{"/internal/localqueue"},
 	{"/internal/acquisition"},
 	{"/internal/node"},
-	{"/internal/mailbox", "/internal/script", "/internal/quorum", "/internal/logger"},
+	{"/internal/mailbox", "/internal/script", "/internal/logger"},
 	{"/lua", "/internal/lockerr", "/internal/clock"},
 	{"/internal/redistest"},
 	{"/internal/faultnet"},

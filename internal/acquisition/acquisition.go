@@ -43,7 +43,6 @@ import (
 	"github.com/redismutex/redismutex/internal/clock"
 	"github.com/redismutex/redismutex/internal/lockerr"
 	"github.com/redismutex/redismutex/internal/node"
-	"github.com/redismutex/redismutex/internal/quorum"
 	"github.com/redismutex/redismutex/internal/script"
 )
 
@@ -117,14 +116,6 @@ type nodes interface {
 	onLate(p *part, r script.Reply, err error)
 	// onTimeout is called when the time-out that p has set is over. It takes the mutex.
 	onTimeout(p *part)
-	// down returns why the node of p is not asked for now, or nil.
-	down(p *part) error
-
-	// id is the id under which the lock is known, and score its place in the queue of every node, as scripts take it; nil if
-	// the node chooses it. They need no mutex.
-	id() string
-	score() any
-
 	// These put into words why a request was refused, why a lock was lost, and what came of an unlock or a downgrade that
 	// was not confirmed.
 	explainRefusal() error
@@ -170,7 +161,15 @@ func (a *Acquisition) nodes() nodes {
 	if a.several != nil {
 		return a.several
 	}
-	return (*oneNode)(a)
+	return oneNode{a}
+}
+
+// score is its place in the queue of every node, as scripts take it, or nil with one node, which chooses it.
+func (a *Acquisition) score() any {
+	if a.several == nil {
+		return nil
+	}
+	return a.several.place
 }
 
 // parts has one for each node.
@@ -182,10 +181,15 @@ func (a *Acquisition) parts() []*part {
 }
 
 // majority is how many of its nodes are a majority.
-func (a *Acquisition) majority() int { return quorum.Majority(len(a.parts())) }
+func (a *Acquisition) majority() int { return Majority(len(a.parts())) }
 
 // ID returns the id under which the first node knew it, or was asked for it, when it was granted.
-func (a *Acquisition) ID() string { return a.nodes().id() }
+func (a *Acquisition) ID() string {
+	if a.several != nil {
+		return a.several.id
+	}
+	return a.one[0].ID()
+}
 
 // CurrentID returns the id under which the first node knows a, or is asked for it, now.
 func (a *Acquisition) CurrentID() string {

@@ -66,6 +66,10 @@ func (c *Config) Init() {
 	c.Kind = unique.Make(Kind{strings.Join(names, " "), c.TTL, c.Drift, c.Timeout, c.Turn, c.MaxHold, c.Order})
 }
 
+// Majority returns how many of n nodes are a majority. Any two majorities share a node. An even n gains nothing over n-1: it
+// survives the loss of no more nodes.
+func Majority(n int) int { return n/2 + 1 }
+
 // First reports whether a writer, or a reader, goes before all waiters of the other kind.
 func (c *Config) First(write bool) bool {
 	return c.Order == WritersFirst && write || c.Order == ReadersFirst && !write

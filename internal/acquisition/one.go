@@ -11,30 +11,30 @@ import (
 )
 
 // oneNode is an acquisition over one node, which decides alone. The caller waits for it for as long as its context lasts.
-type oneNode Acquisition
+type oneNode struct{ *Acquisition }
 
-func (n *oneNode) acquire(ctx context.Context) error {
+func (n oneNode) acquire(ctx context.Context) error {
 	n.one[0].acquire(ctx)
-	return (*Acquisition)(n).Wait(ctx)
+	return n.Wait(ctx)
 }
 
-func (n *oneNode) decide() {
-	a, p := (*Acquisition)(n), n.one[0]
+func (n oneNode) decide() {
+	p := n.one[0]
 	n.queued = n.queued || p.in && !n.try
 	switch {
-	case p.in && p.granted && p.Until() < a.soon():
+	case p.in && p.granted && p.Until() < n.soon():
 		p.Look()
 	case p.in && p.granted:
-		a.grant(p.token)
+		n.grant(p.token)
 	case p.in, p.why == nil, isRetried(p.why) && !n.try:
 	case !n.queued && !n.outlives, isFinal(p.why):
-		a.abandon()
+		n.abandon()
 	}
 }
 
-func (n *oneNode) heldSince(clock.Instant) bool { return n.one[0].counts() }
+func (n oneNode) heldSince(clock.Instant) bool { return n.one[0].counts() }
 
-func (n *oneNode) release(ctx context.Context, next *Acquisition) (t tally) {
+func (n oneNode) release(ctx context.Context, next *Acquisition) (t tally) {
 	// Nothing changes p.in any more: the lock has ended.
 	p := n.one[0]
 	front := next.partOn(p.Node)
@@ -46,7 +46,7 @@ func (n *oneNode) release(ctx context.Context, next *Acquisition) (t tally) {
 	return t
 }
 
-func (n *oneNode) collect(ctx context.Context, t *tally, open map[*part]bool, votes <-chan vote) {
+func (n oneNode) collect(ctx context.Context, t *tally, open map[*part]bool, votes <-chan vote) {
 	for p := range open {
 		select {
 		case v := <-votes:
@@ -57,11 +57,11 @@ func (n *oneNode) collect(ctx context.Context, t *tally, open map[*part]bool, vo
 	}
 }
 
-func (n *oneNode) onAnswer(*part, clock.Instant, int64, error) {}
-func (n *oneNode) onGranted(*part, clock.Instant)              {}
-func (n *oneNode) onAcknowledged(*part, clock.Instant)         {}
+func (n oneNode) onAnswer(*part, clock.Instant, int64, error) {}
+func (n oneNode) onGranted(*part, clock.Instant)              {}
+func (n oneNode) onAcknowledged(*part, clock.Instant)         {}
 
-func (n *oneNode) onLate(p *part, r script.Reply, _ error) {
+func (n oneNode) onLate(p *part, r script.Reply, _ error) {
 	p.leaveMailbox()
 	if p.Tombstone || r.Status == script.Granted || r.Status == script.Waiting {
 		p.Node.Renewer.Release(&p.Lease)
@@ -69,7 +69,7 @@ func (n *oneNode) onLate(p *part, r script.Reply, _ error) {
 }
 
 // onTimeout asks again: an acquire has failed a moment ago.
-func (n *oneNode) onTimeout(p *part) {
+func (n oneNode) onTimeout(p *part) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if p.active() && !p.in && !n.try {
@@ -77,13 +77,7 @@ func (n *oneNode) onTimeout(p *part) {
 	}
 }
 
-// down is always nil: nobody else can grant the lock.
-func (n *oneNode) down(*part) error { return nil }
-
-func (n *oneNode) id() string { return n.one[0].ID() }
-func (n *oneNode) score() any { return nil }
-
-func (n *oneNode) explainRefusal() error {
+func (n oneNode) explainRefusal() error {
 	key, why := n.Keys.Name(), n.one[0].why
 	if isRefusal(why) {
 		return why
@@ -91,9 +85,9 @@ func (n *oneNode) explainRefusal() error {
 	return lockerr.Doing("lock", key, why)
 }
 
-func (n *oneNode) explainLoss(why error) error { return n.one[0].withCause(why) }
+func (n oneNode) explainLoss(why error) error { return n.one[0].withCause(why) }
 
-func (n *oneNode) explainTally(ctx context.Context, t tally, call, _ string) error {
+func (n oneNode) explainTally(ctx context.Context, t tally, call, _ string) error {
 	key, why := n.Keys.Name(), lockerr.Redis(errors.New("unexpected reply"))
 	if len(t.errs) > 0 {
 		why = t.errs[0].err

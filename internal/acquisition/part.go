@@ -44,7 +44,7 @@ func (p *part) init(a *Acquisition, index int, number uint64) *part {
 // Request implements [node.Owner].
 func (p *part) Request() node.Request {
 	a := p.acq
-	return node.Request{Terms: &a.Config.Terms, Keys: a.Keys, Score: a.nodes().score()}
+	return node.Request{Terms: &a.Config.Terms, Keys: a.Keys, Score: a.score()}
 }
 
 // participant returns p as scripts know it, for a call that is waited for.
@@ -162,6 +162,9 @@ func (p *part) begin() bool {
 
 // index is the place of its node among the nodes of the acquisition.
 func (p *part) index() int { return slices.Index(p.acq.Config.Nodes, p.Node) }
+
+// nodeName is the name of p's node.
+func (p *part) nodeName() string { return p.acq.Config.NodeName(p.index()) }
 
 // onNode adds the name of p's node to an error, if there are several.
 func (p *part) onNode(err error) error { return p.acq.Config.OnNode(p.index(), err) }
@@ -494,7 +497,7 @@ func (p *part) replace() *part {
 func (p *part) acquireSoon() {
 	const minBackoff, maxBackoff = 10 * time.Millisecond, time.Second
 	switch {
-	case p.acq.nodes().down(p) != nil:
+	case p.acq.Config.Timeout > 0 && p.Node.Health.Down() != nil: // with one node nobody else can grant the lock
 		p.acquireLater()
 	case p.failed > 1:
 		p.Node.Renewer.SetTimeout(&p.Lease, clock.Now().Add(min(minBackoff<<(p.failed-1), maxBackoff)))

@@ -20,13 +20,13 @@ import (
 type severalNodes struct {
 	*Acquisition
 
-	parts    []*part // one for each node
-	origin   Origin
-	scoreArg any       // its place in the queue of every node, a string, as scripts take it
-	floor    uint64    // its token must be no lower; 0 unless it asked a node late, see onAcknowledged
-	name     string    // its id, once it is granted
-	votes    chan vote // takes the answers to releases; nil: nobody waits for them
-	ticket   ticket
+	parts  []*part // one for each node
+	origin Origin
+	place  any       // its place in the queue of every node: see score
+	floor  uint64    // its token must be no lower; 0 unless it asked a node late, see onAcknowledged
+	id     string    // that of the first node, once it is granted
+	votes  chan vote // takes the answers to releases; nil: nobody waits for them
+	ticket ticket
 
 	grantedAt clock.Instant
 	since     []clock.Instant // when each node was acquired, if that was after the grant; Never: it is waited for since then
@@ -40,7 +40,7 @@ func newSeveralNodes(a *Acquisition, origin Origin) *severalNodes {
 	s := &severalNodes{
 		Acquisition: a,
 		parts:       make([]*part, n),
-		scoreArg:    script.Score(origin.Rank, a.Config.First(a.write)),
+		place:       script.Score(origin.Rank, a.Config.First(a.write)),
 		origin:      origin,
 		since:       slices.Repeat([]clock.Instant{clock.Always}, n),
 	}
@@ -50,9 +50,6 @@ func newSeveralNodes(a *Acquisition, origin Origin) *severalNodes {
 	}
 	return s
 }
-
-func (s *severalNodes) id() string { return s.name }
-func (s *severalNodes) score() any { return s.scoreArg }
 
 func (s *severalNodes) acquire(ctx context.Context) error {
 	waited, err := s.ticket.take(ctx, s.Config.Nodes[0].Requests, s.majority())
@@ -227,7 +224,7 @@ func (s *severalNodes) agreeOnToken(soon clock.Instant, highest uint64) {
 			}
 		}
 		if same >= s.majority() && p.token >= s.floor {
-			s.grantedAt, s.name = clock.Now(), s.parts[0].ID()
+			s.grantedAt, s.id = clock.Now(), s.parts[0].ID()
 			s.grant(p.token)
 			return
 		}
@@ -370,8 +367,6 @@ func (s *severalNodes) tellDown(p *part, why error) {
 	}
 }
 
-func (s *severalNodes) down(p *part) error { return p.Node.Health.Down() }
-
 // ping asks a node that is down, when that is due, whether it is up: it renews an id there that does not hold.
 func (s *severalNodes) ping(p *part) {
 	if !p.Node.Health.Retry() {
@@ -401,7 +396,7 @@ func (s *score) MarshalBinary() ([]byte, error) {
 	return []byte(s.String()), nil
 }
 
-func (s *score) String() string { return s.acq.nodes().score().(string) }
+func (s *score) String() string { return s.acq.score().(string) }
 
 // Release.
 
@@ -586,6 +581,3 @@ func (s *severalNodes) explainNodes(what string) error {
 	}
 	return fmt.Errorf(format, args...)
 }
-
-// nodeName is the name of p's node.
-func (p *part) nodeName() string { return p.acq.Config.NodeName(p.index()) }

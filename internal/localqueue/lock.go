@@ -280,17 +280,3 @@ func (l *Lock) becomeReader() (d acquisition.Downgrade, next *turn, err error) {
 	}
 	return d, next, nil
 }
-
-// behind makes a call behind the acquire of next. If a hook, a logger or a context panics meanwhile, another one is made.
-func (q *queue) behind(next *turn, call func() error) error {
-	go func() { q.onAcquired(next, next.acq.Wait(context.Background())) }()
-	returned := false
-	defer func() {
-		if !returned {
-			next.acq.Withdraw()
-		}
-	}()
-	err := call()
-	returned = true
-	return err
-}

@@ -261,6 +261,20 @@ func (q *queue) goOn(next *turn) {
 	}()
 }
 
+// behind makes a call behind the acquire of next. If a hook, a logger or a context panics meanwhile, another one is made.
+func (q *queue) behind(next *turn, call func() error) error {
+	go func() { q.onAcquired(next, next.acq.Wait(context.Background())) }()
+	returned := false
+	defer func() {
+		if !returned {
+			next.acq.Withdraw()
+		}
+	}()
+	err := call()
+	returned = true
+	return err
+}
+
 // serve grants the lock to the head, and to the next one, while an acquisition may serve it.
 func (q *queue) serve(now clock.Instant) {
 	for w := q.head(); w != nil; w = q.head() {

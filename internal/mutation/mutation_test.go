@@ -97,7 +97,7 @@ var mutants = []mutant{
 
 	{"a try that has lost its grant waits", "internal/acquisition/one.go", "p.in && !n.try\n", "p.in\n", scenario("TestTryThatLosesItsGrantIsRefused")},
 
-	{"calls are not limited", "internal/node/limiter.go", "	n := connections(rc)\n", "	n := connections(rc) << 10\n", scenario("TestSimultaneousAcquiresAllWait")},
+	{"calls are not limited", "internal/node/node.go", "newLimiter(n.connections)", "newLimiter(n.connections << 10)", scenario("TestSimultaneousAcquiresAllWait")},
 	{"acquires take every connection", "internal/node/limiter.go", "		acquires-- //", "		//", checker{"./internal/node", "^TestReleasesDoNotWaitBehindAcquires$", nil}},
 
 	// Tokens.
@@ -118,7 +118,7 @@ var mutants = []mutant{
 	{"nodes with a lower token count for a higher one", "internal/acquisition/several.go", "other.Until() >= soon && other.token == p.token {", "other.Until() >= soon && other.token <= p.token {", scenario("TestTokensRiseAlthoughMajoritiesDiffer")},
 
 	// Several nodes.
-	{"half of the nodes are a quorum", "internal/quorum/quorum.go", "return n/2 + 1", "return max(1, n/2)", sim},
+	{"half of the nodes are a quorum", "internal/acquisition/config.go", "return n/2 + 1", "return max(1, n/2)", sim},
 	{"no waiter makes way for a lower rank", "internal/acquisition/part.go", "if r.Preceded && a.state == pending && !a.hasMajority() {", "if false {", scenario("TestSplitVotesAreResolvedByRank")},
 	{"a node that has not answered is asked again at once", "internal/acquisition/several.go", "		wentDown = s.markSilent(p, asked)\n", "", scenario("TestSilentNodeIsNotAskedAgainAtOnce")},
 	{"a majority with a gap counts", "internal/acquisition/part.go", "case a.state == held && counted && (a.expiring || !a.nodes().heldSince(from)):",
@@ -253,7 +253,7 @@ var mutants = []mutant{
 	{"what would be renewed too late is given up", "internal/node/renewer.go", "now.Add(max(left/2, minPause)), true", "clock.Never, true", checker{"./internal/acquisition", "^TestNothingIsLostThatCanStillBeRenewed$", nil}},
 	{"a slow renewal is made twice", "internal/node/renewer.go", "max(2*l.retryAfter(), min(rn.expected(l)+l.retryAfter(), left-rn.expected(l)))", "2 * l.retryAfter()", checker{"./internal/acquisition", "^TestSlowRenewalIsNotMadeTwice$", nil}},
 	{"a slow renewal that hangs is repeated too late", "internal/node/renewer.go", "min(rn.expected(l)+l.retryAfter(), left-rn.expected(l))", "rn.expected(l)+l.retryAfter()", checker{"./internal/acquisition", "^TestCallThatHangsLosesNothing$", nil}},
-	{"pipelines have the connections of other calls", "internal/node/senders.go", "		return redis.DefaultPipelinePoolSize\n", "		return poolSize(o.PoolSize, o.MaxActiveConns)\n", checker{"./internal/acquisition", "^TestCallThatHangsLosesNothing$", nil}},
+	{"pipelines have the connections of other calls", "internal/node/client.go", "			c.pipelines = redis.DefaultPipelinePoolSize\n", "			c.pipelines = c.connections\n", checker{"./internal/acquisition", "^TestCallThatHangsLosesNothing$", nil}},
 	{"one sender puts off what others could renew", "internal/node/renewer.go", "ready > batch*rn.node.maxSenders()", "ready > batch", checker{"./internal/acquisition", "^TestStallLosesNothingThatSeveralSendersCanRenew$", nil}},
 
 	// The seams between the packages.
@@ -305,7 +305,7 @@ var mutants = []mutant{
 	{"a release is sent again alone", "internal/node/call.go", "c.front != nil && ", "c.front == c && ", scenario("TestAcquireGoesInFrontOfTheReleaseThoughScriptsAreLost")},
 	{"a node that is freed late has the others renewed", "internal/acquisition/several.go", "	case p.failed > 0:\n", "	default:\n", scenario("TestNodeThatIsFreedLateCostsNoRenewal")},
 	{"a short TTL closes the mailbox", "internal/mailbox/mailbox.go", "open.After(b.open)", "true", scenario("TestHolderWithALongTTLListensAfterOneWithAShortOne")},
-	{"a tombstone is revoked", "revoke.go", " || id[0] == '-'", "", scenario("TestRevokeTakesNoTombstone")},
+	{"a tombstone is revoked", "internal/node/name.go", " && mailbox[0] != '-'", "", scenario("TestRevokeTakesNoTombstone")},
 	{"a foreign waiter is taken for one of ours", "lua/lib/foreign.lua", " or not is_waiter(call('ZRANGE', INTENTS, '0', '0')[1] or 'w')", "", ofScripts("TestForeignWaiterIsAnError")},
 	{"a state counts ids", "inspect.go", "			longest[name] = p\n", "			g[name] = append(g[name], p)\n", scenario("TestTwoIDsOnOneNodeAreNoMajority")},
 	{"a lock has the bound of its own mutex only", "maxhold.go", "	case own == 0:\n		return outer.most\n", "	case own == 0:\n		return own\n", scenario("TestLockNestedInANestedOneEndsWithIt")},

@@ -54,7 +54,7 @@ func TestCallMayHaveBeenSentTwiceAfterTheShorterBackoff(t *testing.T) {
 		{10 * time.Millisecond, time.Millisecond, time.Millisecond}, {-1, 0, 0}, {time.Millisecond, -1, 0},
 	} {
 		rc := redis.NewClient(&redis.Options{MinRetryBackoff: of.min, MaxRetryBackoff: of.max})
-		if got := resendAfter(rc); got != of.want {
+		if got := describe(rc).resend; got != of.want {
 			t.Errorf("%+v: %v", of, got)
 		}
 		rc.Close()

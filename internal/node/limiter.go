@@ -4,7 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/redis/go-redis/v9"
 	"github.com/redismutex/redismutex/internal/clock"
 	"github.com/redismutex/redismutex/internal/lockerr"
 )
@@ -26,46 +25,13 @@ type Place []slots
 // almost all calls wait, so waiting allocates nothing.
 type slots chan struct{}
 
-func newLimiter(rc redis.Scripter) Limiter {
-	n := connections(rc)
-	calls := make(slots, n)
-	acquires := n
-	if n > 2 {
+func newLimiter(connections int) Limiter {
+	calls := make(slots, connections)
+	acquires := connections
+	if connections > 2 {
 		acquires-- // one connection is left to releases and renewals
 	}
 	return Limiter{Place{make(slots, acquires), calls}, Place{calls}}
-}
-
-// connections is how many calls rc has under way at a time before further ones wait.
-func connections(rc redis.Scripter) int {
-	const unbounded = 1024 // an AutoPipeliner shares connections among all calls
-	switch rc := rc.(type) {
-	case interface{ Options() *redis.Options }:
-		return poolSize(rc.Options().PoolSize, rc.Options().MaxActiveConns)
-	// These two have a pool for each of their shards. With a bound that suits one of them, callers of a shard that does
-	// not answer would keep out those of the others.
-	case interface{ Options() *redis.ClusterOptions }:
-		return min(8*poolSize(rc.Options().PoolSize, rc.Options().MaxActiveConns), unbounded)
-	case interface{ Options() *redis.RingOptions }:
-		return min(8*poolSize(rc.Options().PoolSize, rc.Options().MaxActiveConns), unbounded)
-	}
-	return unbounded
-}
-
-// isSharded reports whether the calls of rc go to several servers, one of which may hang while the others answer.
-func isSharded(rc redis.Scripter) bool {
-	switch rc.(type) {
-	case interface{ Options() *redis.ClusterOptions }, interface{ Options() *redis.RingOptions }:
-		return true
-	}
-	return false
-}
-
-func poolSize(size, maxActive int) int {
-	if maxActive > 0 {
-		size = min(size, maxActive)
-	}
-	return max(size, 1)
 }
 
 // Free frees the place.

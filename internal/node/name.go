@@ -115,6 +115,13 @@ func (n *Node) HasGivenUp(id string) bool {
 	return err == nil && mailbox == n.Mailbox.Name() && !n.Renewer.keeps(number)
 }
 
+// IsID reports whether id has the form of one. With a "-" in front it would be a tombstone: see lua/lib/keys.lua.
+func IsID(id string) bool {
+	mailbox, number := cut(id, ':')
+	_, err := strconv.ParseUint(number, 10, 64)
+	return err == nil && mailbox != "" && mailbox[0] != '-'
+}
+
 func cut(s string, last byte) (before, after string) {
 	i := strings.LastIndexByte(s, last)
 	if i < 0 {

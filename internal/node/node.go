@@ -7,7 +7,6 @@ package node
 import (
 	"context"
 	"errors"
-	"math"
 	"reflect"
 	"runtime"
 	"strconv"
@@ -27,19 +26,16 @@ import (
 
 // A Node is one Redis client and what this process keeps for it. All mutexes on that client share it.
 type Node struct {
-	Addr     string // "" if the client does not tell
 	Mailbox  *mailbox.Box
 	Renewer  Renewer
 	Health   Health
 	Limiter  Limiter
 	Requests *semaphore.Weighted // bounds the requests to several nodes that are under way and have this one as their first
 
+	client
 	rc         redis.Scripter
 	process    func(context.Context, redis.Cmder) error // nil: the client can only evaluate scripts
 	pipeline   func() redis.Pipeliner                   // nil: the client has none
-	sharded    bool                                     // its calls go to several servers
-	pipelines  int                                      // how many have a connection at a time
-	resend     time.Duration                            // a call that took as long may have been sent twice
 	mute       atomic.Bool                              // PUBLISH is refused
 	configSeen atomic.Bool                              // the server's settings have been looked at
 	workers    workers
@@ -85,10 +81,7 @@ func shared(rc redis.Scripter, made *Node) *Node {
 }
 
 func newNode(rc redis.Scripter) *Node {
-	n := &Node{rc: rc, resend: resendAfter(rc), sharded: isSharded(rc), workers: make(workers)}
-	if rc, ok := rc.(interface{ Options() *redis.Options }); ok {
-		n.Addr = rc.Options().Addr
-	}
+	n := &Node{rc: rc, client: describe(rc), workers: make(workers)}
 	if p, ok := rc.(interface {
 		Process(context.Context, redis.Cmder) error
 	}); ok {
@@ -104,26 +97,10 @@ func newNode(rc redis.Scripter) *Node {
 	}
 	n.Mailbox = mailbox.New(sub, ChannelPrefix+process.get()+"."+strconv.FormatUint(mailboxes.Add(1), 10), n.Renewer.onRevoked)
 	n.Renewer.node = n
-	n.Limiter, n.pipelines = newLimiter(rc), pipelines(rc)
-	n.Requests = semaphore.NewWeighted(int64(connections(rc)))
+	n.Limiter = newLimiter(n.connections)
+	n.Requests = semaphore.NewWeighted(int64(n.connections))
 	n.Health.init()
 	return n
-}
-
-// resendAfter is the shortest time after which rc sends a command again whose reply was lost: its first back-off.
-func resendAfter(rc redis.Scripter) time.Duration {
-	switch rc := rc.(type) {
-	case interface{ Options() *redis.Options }:
-		if rc.Options().MaxRetries <= 0 {
-			return math.MaxInt64
-		}
-		return min(rc.Options().MinRetryBackoff, rc.Options().MaxRetryBackoff)
-	case interface{ Options() *redis.ClusterOptions }:
-		return min(rc.Options().MinRetryBackoff, rc.Options().MaxRetryBackoff)
-	case interface{ Options() *redis.RingOptions }:
-		return min(rc.Options().MinRetryBackoff, rc.Options().MaxRetryBackoff)
-	}
-	return 8 * time.Millisecond // no longer than go-redis' default
 }
 
 // MaySendTwice reports whether a call that was sent at that instant and ended now may have been sent twice.

@@ -75,13 +75,6 @@ func (rn *Renewer) SetTimeout(l *Lease, at clock.Instant) {
 	rn.push(l)
 }
 
-// renewNow renews a lease at once.
-func (rn *Renewer) renewNow(l *Lease) {
-	rn.mu.Lock()
-	defer rn.mu.Unlock()
-	rn.renewAt(l, clock.Now())
-}
-
 // renewAt renews a lease at that instant, if it is not renewed earlier.
 func (rn *Renewer) renewAt(l *Lease, at clock.Instant) {
 	switch {
@@ -96,6 +89,13 @@ func (rn *Renewer) renewAt(l *Lease, at clock.Instant) {
 	}
 	l.due, l.exact = at, true
 	rn.push(l)
+}
+
+// renewNow renews a lease at once.
+func (rn *Renewer) renewNow(l *Lease) {
+	rn.mu.Lock()
+	defer rn.mu.Unlock()
+	rn.renewAt(l, clock.Now())
 }
 
 // RenewOften renews a lease soon, and then at growing intervals.

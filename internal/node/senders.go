@@ -1,9 +1,6 @@
 package node
 
-import (
-	"github.com/redis/go-redis/v9"
-	"github.com/redismutex/redismutex/internal/clock"
-)
+import "github.com/redismutex/redismutex/internal/clock"
 
 const (
 	// batch is how many calls go in one pipeline at most. Trust, which counts from before a pipeline is sent, is not
@@ -22,24 +19,6 @@ type senders map[*sender]struct{}
 type sender struct{ hangs clock.Instant }
 
 func (n *Node) maxSenders() int { return min(maxSenders, n.pipelines) }
-
-// pipelines is how many pipelines of rc have a connection at a time. A client of one server has a pool for them, unless it is
-// told to have none; one of several servers has a pool for each.
-func pipelines(rc redis.Scripter) int {
-	const unbounded = 1024
-	of, ok := rc.(interface{ Options() *redis.Options })
-	if !ok {
-		return unbounded
-	}
-	switch o := of.Options(); {
-	case o.PipelinePoolSize > 0:
-		return o.PipelinePoolSize
-	case o.PipelinePoolSize == 0:
-		return redis.DefaultPipelinePoolSize
-	default:
-		return poolSize(o.PoolSize, o.MaxActiveConns)
-	}
-}
 
 // start returns the senders to start when that many leases are ready: so that n.maxSenders work at most, and there are no more
 // in all than pipelines have connections. Another one would wait for its connection with what it has taken.

@@ -1,10 +1,8 @@
-package quorum_test
+package acquisition
 
 import (
 	"math/bits"
 	"testing"
-
-	"github.com/redismutex/redismutex/internal/quorum"
 )
 
 // Two majorities share a node. Exclusion and the order of tokens depend on it.
@@ -13,7 +11,7 @@ func TestMajoritiesIntersect(t *testing.T) {
 		all := uint(1)<<n - 1
 		for a := uint(0); a <= all; a++ {
 			for b := uint(0); b <= all; b++ {
-				if bits.OnesCount(a) >= quorum.Majority(n) && bits.OnesCount(b) >= quorum.Majority(n) && a&b == 0 {
+				if bits.OnesCount(a) >= Majority(n) && bits.OnesCount(b) >= Majority(n) && a&b == 0 {
 					t.Fatalf("n=%d: want two majorities to share a node, %b and %b do not", n, a, b)
 				}
 			}
