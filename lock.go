@@ -40,31 +40,30 @@ type Lock struct {
 // A core is what the library keeps of a Lock. The Lock itself, and the contexts derived from it, are the caller's: so the
 // garbage collector finds a Lock that was forgotten.
 type core struct {
-	held   localqueue.Lock
-	cancel context.CancelCauseFunc
-	most   time.Duration      // how long it is held at most, counted from its grant; 0: there is no bound; set once
-	lock   weak.Pointer[Lock] // set, under the mutex of the queue, at the first renewal after the grant
+	held    localqueue.Lock
+	cancel  context.CancelCauseFunc
+	maxHold time.Duration      // how long it is held at most, counted from its grant; 0: there is no bound; set once
+	lock    weak.Pointer[Lock] // set, under the mutex of the queue, at the first renewal after the grant
 }
 
 func (c *core) acquisition() *acquisition.Acquisition { return c.held.Acquisition() }
 
 var _ context.Context = (*Lock)(nil)
 
-// open acquires l: nested in outer if there is one, by itself if it is strict, else in the queue of its key. O is nil unless r has
-// an owner.
+// open acquires l: nested in outer if there is one, by itself, or in the queue of its key. O is nil unless r has an owner.
 func (l *Lock) open(r request, outer *core, o *owner) error {
 	// The context is made first, under no mutex: making one calls into its parent.
 	l.ctx, l.cancel = context.WithCancelCause(r.ctx)
 	if o != nil {
 		l.cancel = o.dropping(l.core, l.cancel)
 	}
-	until, u := r.waitCtx, (*user)(l)
+	waitCtx, u := r.waitCtx, (*user)(l)
 	if r.call != nil {
 		l.cancel = r.call.ending(l.cancel)
-		until = context.WithValue(until, callKey{}, r.call)
+		waitCtx = context.WithValue(waitCtx, callKey{}, r.call)
 	}
 	var b *bound
-	if l.most = longestHold(r.m.config.MaxHold, outer); l.most > 0 {
+	if l.maxHold = longestHold(r.m.config.MaxHold, outer); l.maxHold > 0 {
 		b = &bound{lock: l.core}
 		l.cancel = b.stopping(l.cancel)
 	}
@@ -77,10 +76,10 @@ func (l *Lock) open(r request, outer *core, o *owner) error {
 	switch {
 	case outer != nil:
 		err = l.held.Nest(&outer.held, u, r.write)
-	case r.isStrict():
-		err = l.held.AcquireStrict(until, u)
+	case r.isAlone():
+		err = l.held.AcquireAlone(waitCtx, u)
 	default:
-		err = l.held.Acquire(until, &r.m.config, r.keys, r.write, r.try, u)
+		err = l.held.Acquire(waitCtx, &r.m.config, r.keys, r.write, r.try, u)
 	}
 	if err == nil {
 		b.start()

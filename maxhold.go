@@ -13,12 +13,12 @@ import (
 // in; 0: there is no bound. Own is the bound of its mutex, and outer the lock that it is nested in, or nil.
 func longestHold(own time.Duration, outer *core) time.Duration {
 	switch {
-	case outer == nil || outer.most == 0:
+	case outer == nil || outer.maxHold == 0:
 		return own
 	case own == 0:
-		return outer.most
+		return outer.maxHold
 	}
-	return min(own, outer.most)
+	return min(own, outer.maxHold)
 }
 
 // A bound ends a lock that has been held for as long as [WithMaxHold] allows.
@@ -36,7 +36,7 @@ func (b *bound) start() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if c := b.lock; c != nil {
-		b.timer = time.AfterFunc(c.most-time.Duration(clock.Now()-c.held.Since()), b.end)
+		b.timer = time.AfterFunc(c.maxHold-time.Duration(clock.Now()-c.held.Since()), b.end)
 	}
 }
 
@@ -68,5 +68,5 @@ func (b *bound) end() {
 	c.cancel(ErrMaxHold)
 	acq := c.acquisition()
 	acq.Config.Log.Error(acq.Keys.Name(), "the lock has ended; it becomes free when it is unlocked, or with its lease, unless other locks share it",
-		fmt.Errorf("%w: it was not unlocked in %v", ErrMaxHold, c.most))
+		fmt.Errorf("%w: it was not unlocked in %v", ErrMaxHold, c.maxHold))
 }

@@ -327,14 +327,14 @@ func (r request) newLockIn(outer *core) *Lock {
 	switch {
 	case outer != nil:
 		c.held = localqueue.NestedIn(&outer.held)
-	case r.isStrict():
-		c.held = localqueue.Strict(&r.m.config, r.keys, r.write, r.try)
+	case r.isAlone():
+		c.held = localqueue.Alone(&r.m.config, r.keys, r.write, r.try)
 	}
 	return &Lock{core: c}
 }
 
-// isStrict reports whether r stands in Redis by itself, and not in the queue of its key.
-func (r request) isStrict() bool { return r.m.config.Turn == 0 || r.owner != "" }
+// isAlone reports whether r stands in Redis by itself, and not in the queue of its key.
+func (r request) isAlone() bool { return r.m.config.Turn == 0 || r.owner != "" }
 
 // lastTry is how long the try after a wait that has run out may take, and a node time-out more.
 const lastTry = 100 * time.Millisecond
@@ -344,9 +344,9 @@ const lastTry = 100 * time.Millisecond
 // way still.
 func (r request) acquireWithin() (*Lock, error) {
 	within := func(d time.Duration) (l *Lock, over bool, err error) {
-		until, cancel := context.WithTimeout(r.ctx, d)
+		waitCtx, cancel := context.WithTimeout(r.ctx, d)
 		defer cancel()
-		r.waitCtx = until
+		r.waitCtx = waitCtx
 		l, err = r.acquire()
 		if over = errors.Is(err, context.DeadlineExceeded); over && r.ctx.Err() != nil { // the caller's own has ended, too
 			return nil, false, lockerr.Ended(r.ctx, r.keys.Name())

@@ -53,12 +53,12 @@ if writer and KIND == 'r' then
 	call('ZADD', LEASES, new_end, ID)
 	call('DEL', HOLDER)
 	call('SADD', HOLDER, ID)
-	held, shorter = 'set', true
+	held, must_expire = 'set', true
 elseif writer then
 	call('PEXPIRE', HOLDER, TTL)
 elseif lives(call('ZSCORE', LEASES, ID)) then
 	call('ZADD', LEASES, new_end, ID)
-	shorter = true
+	must_expire = true
 end
 
 -- Whatever the answer, what is free is handed on first: the caller may be the next.

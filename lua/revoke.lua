@@ -75,7 +75,7 @@ for i, id in ipairs(revoked) do
 		held = call('TYPE', HOLDER).ok
 	end
 	call('ZADD', LEASES, format('%d', now + TOMBSTONE), '-' .. id)
-	shorter = true
+	must_expire = true
 end
 drop()
 hand_on()

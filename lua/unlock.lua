@@ -47,7 +47,7 @@ if sane_leases and not writer then
 	if lives(call('ZSCORE', LEASES, ID)) then
 		outcome = RELEASED
 	end
-	shorter = call('ZREM', LEASES, ID) == 1
+	must_expire = call('ZREM', LEASES, ID) == 1
 end
 if sane_intents and not writer then
 	call('ZREM', INTENTS, KIND .. ID)
@@ -57,7 +57,7 @@ if held == 'set' and call('SREM', HOLDER, ID) == 1 then
 end
 if tombstone and sane_leases then
 	call('ZADD', LEASES, format('%d', now + tombstone), '-' .. ID)
-	shorter = true
+	must_expire = true
 end
 
 -- Then the lock is handed on, unless foreign data is in the way.

@@ -359,7 +359,7 @@ func (a *Acquisition) Withdraw() (acknowledged bool) {
 		a.state = superseded
 		for _, p := range a.parts() {
 			if p.asking { // its answer is not waited for: the release refuses an acquire that arrives later
-				p.asking, p.in, p.Tombstone, p.MayStand = false, true, true, true
+				p.asking, p.in, p.Tombstone, p.MayExist = false, true, true, true
 			}
 		}
 		a.releaseInBackground()

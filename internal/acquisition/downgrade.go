@@ -34,7 +34,7 @@ func (d Downgrade) Tell(ctx context.Context, next *Acquisition) error {
 	open, votes := map[*part]bool{}, make(chan vote, len(writers))
 	for _, p := range writers {
 		open[p] = true
-		p.sent.Store(int64(clock.Always)) // the downgrade has not been written yet
+		p.sent.Store(int64(clock.Past)) // the downgrade has not been written yet
 		front := next.partOn(p.Node)
 		p.Node.Go(func() {
 			v := vote{part: p, err: node.ErrPanicked} // stays if a hook ends the goroutine

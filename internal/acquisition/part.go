@@ -19,7 +19,7 @@ import (
 type part struct {
 	node.Lease
 	acq  *Acquisition
-	sent atomic.Int64 // when its last request was written to a connection, with several nodes; Always: it has not been
+	sent atomic.Int64 // when its last request was written to a connection, with several nodes; Past: it has not been
 
 	token   uint64
 	why     error // why it is not in; while it is, why it could not be renewed
@@ -36,7 +36,7 @@ type part struct {
 // init makes p the part on a node, under the id of that number.
 func (p *part) init(a *Acquisition, index int, number uint64) *part {
 	p.acq = a
-	p.sent.Store(int64(clock.Always))
+	p.sent.Store(int64(clock.Past))
 	p.Lease.Init(p, a.Config.Nodes[index], number, a.write)
 	return p
 }
@@ -208,7 +208,7 @@ func (p *part) acquired(sent clock.Instant, looks uint32, r script.Reply, err er
 		err = e.error
 	} else {
 		p.Tombstone = err != nil && !lockerr.Has(err, lockerr.Full) || p.Node.MaySendTwice(sent)
-		p.MayStand = err != nil || r.Status == script.Granted || r.Status == script.Waiting
+		p.MayExist = err != nil || r.Status == script.Granted || r.Status == script.Waiting
 	}
 	switch {
 	case !p.active():

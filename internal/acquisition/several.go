@@ -42,7 +42,7 @@ func newSeveralNodes(a *Acquisition, origin Origin) *severalNodes {
 		parts:       make([]*part, n),
 		place:       script.Score(origin.Rank, a.Config.First(a.write)),
 		origin:      origin,
-		since:       slices.Repeat([]clock.Instant{clock.Always}, n),
+		since:       slices.Repeat([]clock.Instant{clock.Past}, n),
 	}
 	number := node.NewNumber()
 	for i := range s.parts {
@@ -302,7 +302,7 @@ func (s *severalNodes) isAfterGrant(sent clock.Instant) bool {
 func (s *severalNodes) onTimeout(p *part) {
 	var n news
 	wentDown, sent, asked := false, clock.Instant(p.sent.Load()), p.Until().Add(-s.Config.Timeout)
-	if sent != clock.Always {
+	if sent != clock.Past {
 		asked = sent
 	}
 	s.mu.Lock()
@@ -312,7 +312,7 @@ func (s *severalNodes) onTimeout(p *part) {
 			p.Node.Renewer.SetTimeout(&p.Lease, overdue)
 			break
 		}
-		p.asking, p.Tombstone, p.MayStand = false, true, true
+		p.asking, p.Tombstone, p.MayExist = false, true, true
 		// Before p fails: what takes its place must not ask the node again and be waited for.
 		wentDown = s.markSilent(p, asked)
 		if p.active() {
@@ -442,7 +442,7 @@ func (s *severalNodes) releaseAside(p, front *part) {
 		p.Node.Renewer.Release(&p.Lease)
 		return
 	}
-	p.sent.Store(int64(clock.Always)) // the release has not been written yet
+	p.sent.Store(int64(clock.Past)) // the release has not been written yet
 	p.Node.Go(func() { votes <- p.release(context.Background(), front) })
 }
 

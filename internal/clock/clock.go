@@ -10,8 +10,8 @@ import (
 // An Instant is a time on the monotonic clock: nanoseconds since the process started.
 type Instant int64
 
-// Always is before every other instant, and Never is after every other.
-const Always, Never = Instant(math.MinInt64), Instant(math.MaxInt64)
+// Past is before every other instant, and Never is after every other.
+const Past, Never = Instant(math.MinInt64), Instant(math.MaxInt64)
 
 var started = time.Now()
 

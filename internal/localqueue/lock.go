@@ -41,8 +41,8 @@ type grant struct {
 	write  bool  // it still is
 }
 
-// Strict returns a lock that is still to be acquired, by itself: it stands in Redis, and in a queue of its own.
-func Strict(c *acquisition.Config, keys *script.Keys, write, try bool) Lock {
+// Alone returns a lock that is still to be acquired, by itself: it stands in Redis, and in a queue of its own.
+func Alone(c *acquisition.Config, keys *script.Keys, write, try bool) Lock {
 	own := new(memory)
 	own.queue.alone = true
 	own.turn.init(&own.queue, c, keys, write, try, acquisition.Origin{})
@@ -53,8 +53,8 @@ func Strict(c *acquisition.Config, keys *script.Keys, write, try bool) Lock {
 // NestedIn returns a lock that is still to be nested in another one.
 func NestedIn(outer *Lock) Lock { return Lock{grant: outer.grant} }
 
-// AcquireStrict acquires l, which Strict has returned, for a user.
-func (l *Lock) AcquireStrict(ctx context.Context, u User) error {
+// AcquireAlone acquires l, which Alone has returned, for a user.
+func (l *Lock) AcquireAlone(ctx context.Context, u User) error {
 	t := l.grant.turn
 	if err := t.acq.Acquire(ctx); err != nil {
 		return err
@@ -196,11 +196,11 @@ func (l *Lock) Overdue() bool {
 	}
 	l.overdue = true
 	t.expireIfOverdue()
-	t.ends = clock.Always
+	t.ends = clock.Past
 	if t.users < 0 { // else endTurns does it
 		q.spend(t)
 	}
-	q.goOn(q.update())
+	q.acquireInBackground(q.update())
 	return true
 }
 
@@ -214,7 +214,7 @@ func (l *Lock) Unlock(ctx context.Context) error {
 	case err == nil && last:
 		return t.acq.Release(ctx, nil)
 	case next != nil:
-		t.queue.goOn(next)
+		t.queue.acquireInBackground(next)
 	}
 	return err
 }

@@ -16,7 +16,7 @@
 // # The rules
 //
 //	T1   Requests with equal nodes, key, TTL, order, drift, node time-out, longest hold and turn share a queue
-//	     (acquisition.Config.Init, enter). A strict request, and that of an owner, has one to itself (Strict).
+//	     (acquisition.Config.Init, enter). A strict request, and that of an owner, has one to itself (Alone).
 //	T2   A lock is granted under an acquisition that is held, trusted, strong enough and in its turn (turn.serves). The
 //	     head is served when its acquisition is granted, in any case.
 //	T3   Under one acquisition there is one writer, or readers, or nobody (turn.serves).
@@ -81,7 +81,7 @@ func (q *queue) acquire(ctx context.Context, w *waiter) error {
 	// The head makes the request itself. If others that come later may go before it, another goroutine makes it: the head may
 	// be served before the call returns.
 	if q.head() != w || w.config.First(!w.write) {
-		q.goOn(mine)
+		q.acquireInBackground(mine)
 		mine = nil
 	}
 	q.mu.Unlock()
@@ -141,7 +141,7 @@ func (q *queue) giveUp(w *waiter) {
 	defer q.mu.Unlock()
 	if !w.over {
 		q.end(w, errGivenUp)
-		q.goOn(q.update())
+		q.acquireInBackground(q.update())
 	}
 }
 
@@ -158,7 +158,7 @@ func (q *queue) try(ctx context.Context, w *waiter) error {
 	defer q.mu.Unlock()
 	q.push(t)
 	err := q.grantAlone(t, w.lock)
-	q.goOn(q.update())
+	q.acquireInBackground(q.update())
 	return err
 }
 
@@ -249,8 +249,8 @@ func (q *queue) update() *turn {
 	return q.choose(now)
 }
 
-// goOn makes an acquisition in the background.
-func (q *queue) goOn(next *turn) {
+// acquireInBackground makes an acquisition in the background.
+func (q *queue) acquireInBackground(next *turn) {
 	if next == nil {
 		return
 	}
@@ -309,7 +309,7 @@ func (q *queue) grant(t *turn, l *Lock, write bool) bool {
 		g.turn = t
 	}
 	g.locks, g.number, g.write, g.wrote = 1, t.grants, write, write
-	l.since, l.local = clock.Now(), t.ends != clock.Never && t.ends != clock.Always
+	l.since, l.local = clock.Now(), t.ends != clock.Never && t.ends != clock.Past
 	t.begin(g, l.since)
 	t.add(l, write)
 	return true
@@ -317,7 +317,7 @@ func (q *queue) grant(t *turn, l *Lock, write bool) bool {
 
 // grantAlone grants l under t, which was acquired for it alone: no turn begins.
 func (q *queue) grantAlone(t *turn, l *Lock) error {
-	t.ends = clock.Always
+	t.ends = clock.Past
 	if !q.grant(t, l, t.write) {
 		return acquisition.ErrRetry
 	}
@@ -426,7 +426,7 @@ func (q *queue) onAcquired(t *turn, err error) {
 			q.end(w, err)
 		}
 	}
-	q.goOn(q.update())
+	q.acquireInBackground(q.update())
 }
 
 // onLost goes on without t, which was lost. Its locks count no more, and do not keep each other from the garbage collector.
@@ -438,7 +438,7 @@ func (q *queue) onLost(t *turn) {
 	if t.users != 0 {
 		q.leave(t.acq.Config, t.acq.Keys, max(t.users, 1))
 	}
-	q.goOn(q.update())
+	q.acquireInBackground(q.update())
 }
 
 // onTurnOver is called when a turn may be over.
@@ -446,5 +446,5 @@ func (q *queue) onTurnOver(t *turn) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	t.checking = false
-	q.goOn(q.update())
+	q.acquireInBackground(q.update())
 }

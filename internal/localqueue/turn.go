@@ -19,7 +19,7 @@ type turn struct {
 	next  *turn  // of those that may serve
 	locks *Lock  // one of those that are held under it, which are a ring; nil: none
 
-	ends     clock.Instant // Never: it has served nobody; Always: it may serve nobody else
+	ends     clock.Instant // Never: it has served nobody; Past: it may serve nobody else
 	users    int32         // how many grants for reading there are under it; -1: one for writing
 	grants   int16         // how many grants for writing there have been under it
 	write    bool          // it may serve writers

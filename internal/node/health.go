@@ -36,8 +36,8 @@ type failure struct {
 }
 
 func (h *Health) init() {
-	h.heard.Store(int64(clock.Always))
-	h.answered.Store(int64(clock.Always))
+	h.heard.Store(int64(clock.Past))
+	h.answered.Store(int64(clock.Past))
 }
 
 // record notes how a call that was sent at that instant has ended. A refusal by the server is an answer, too. Only

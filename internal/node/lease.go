@@ -55,7 +55,7 @@ var (
 )
 
 // A Lease is how long one id counts on one node, as its renewer keeps it. The fields are guarded by the renewer's mutex,
-// except those that are set once and the atomic one. The owner sets Tombstone and MayStand and calls Acknowledge only while the
+// except those that are set once and the atomic one. The owner sets Tombstone and MayExist and calls Acknowledge only while the
 // renewer does nothing for the lease.
 type Lease struct {
 	Node   *Node // set once
@@ -77,9 +77,9 @@ type Lease struct {
 	readOnly bool // it is renewed as a reader, whatever it was acquired as
 	// Tombstone says that its release refuses an acquire that arrives later. The owner sets it before the release.
 	Tombstone bool
-	// MayStand says that the id may have waited or held, so that its release may grant the lock to others. The owner sets it
+	// MayExist says that the id may have waited or held, so that its release may grant the lock to others. The owner sets it
 	// before the release.
-	MayStand bool
+	MayExist bool
 }
 
 // Init makes l the lease of a new id on a node. The number of the id is one of NewNumber's or comes from NextID.
@@ -184,7 +184,7 @@ func (l *Lease) schedule(sent clock.Instant, r script.Reply) {
 		}
 	default:
 		sooner(now.Add(time.Duration(min(r.Value, maxWait)+1) * time.Millisecond))
-		if l.Node.pushed() {
+		if l.Node.deliversGrants() {
 			l.pause = 0
 		} else {
 			sooner(now.Add(l.longerPause(maxPause)))

@@ -33,12 +33,12 @@ type Node struct {
 	Requests *semaphore.Weighted // bounds the requests to several nodes that are under way and have this one as their first
 
 	client
-	rc         redis.Scripter
-	process    func(context.Context, redis.Cmder) error // nil: the client can only evaluate scripts
-	pipeline   func() redis.Pipeliner                   // nil: the client has none
-	mute       atomic.Bool                              // PUBLISH is refused
-	configSeen atomic.Bool                              // the server's settings have been looked at
-	workers    workers
+	rc             redis.Scripter
+	process        func(context.Context, redis.Cmder) error // nil: the client can only evaluate scripts
+	pipeline       func() redis.Pipeliner                   // nil: the client has none
+	refusesPublish atomic.Bool                              // PUBLISH is refused
+	configSeen     atomic.Bool                              // the server's settings have been looked at
+	workers        workers
 }
 
 // nodes holds the node of each client for as long as a mutex uses it.
@@ -108,12 +108,12 @@ func (n *Node) MaySendTwice(sent clock.Instant) bool {
 	return time.Duration(clock.Now()-sent) >= n.resend
 }
 
-// pushed reports whether grants reach this process by message.
-func (n *Node) pushed() bool { return n.Mailbox.Hears() && !n.mute.Load() }
+// deliversGrants reports whether grants reach this process by message.
+func (n *Node) deliversGrants() bool { return n.Mailbox.Hears() && !n.refusesPublish.Load() }
 
 // CheckPublish logs, once, that the server refuses to publish the grants, if a reply tells so.
 func (n *Node) CheckPublish(r script.Reply, log logger.Logger) {
-	if r.Untold && !n.mute.Swap(true) {
+	if r.Unpublished && !n.refusesPublish.Swap(true) {
 		log.Error("", "PUBLISH is refused; waiters are not woken, and poll every 250 ms at most",
 			errors.New("allow the command PUBLISH and the channels "+ChannelPrefix+"* in the ACL"))
 	}

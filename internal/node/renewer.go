@@ -273,7 +273,7 @@ func (rn *Renewer) take(self *sender) (due, hung []*Lease, behind *backlog) {
 	rn.mu.Lock()
 	defer rn.mu.Unlock()
 	now := clock.Now()
-	self.hangs = clock.Always
+	self.hangs = clock.Past
 	if rn.senders.working(now) >= rn.node.maxSenders() { // others have taken its place, because it seemed to hang
 		delete(rn.senders, self)
 		return nil, nil, nil
@@ -400,7 +400,7 @@ func callsFor(due []*Lease) (calls []*call, limit clock.Instant) {
 		switch {
 		case l.task == release:
 			c.command = p.Release(l.Tombstone)
-			c.mayStand, c.again = l.MayStand, l.released
+			c.mayStand, c.again = l.MayExist, l.released
 			l.released = true
 		case l.readOnly:
 			p.Write = false

@@ -604,7 +604,7 @@ func (g *rig) checkReply(op model.Op, got script.Reply, want model.Reply, b blur
 	for _, rank := range rests.intents {
 		last = last || got.Last == rank || got.Last == rank+span
 	}
-	if model.Status(got.Status) != want.Status || !value || !preceded || !last || got.More || got.Untold ||
+	if model.Status(got.Status) != want.Status || !value || !preceded || !last || got.More || got.Unpublished ||
 		(want.Status == model.Busy) != slices.Contains(want.InWay, got.Holder) {
 		g.fail("got %+v, want %+v", got, want)
 	}

@@ -23,13 +23,13 @@ const (
 
 // A Reply is the answer of a script.
 type Reply struct {
-	Status Status
-	Value  int64  // the fencing token of a writer that is granted; ms until the lease in front of a waiter ends
-	Data   string // "<type>:<key>" of foreign data
-	Holder string // of Busy: the id in the way, a holder or the first waiter; "" if there is none left
-	More   bool   // the lock has not been handed on to all that fit: call again
-	Untold bool   // PUBLISH was refused: those granted have not been told
-	Grants string // a message for the caller's own mailbox
+	Status      Status
+	Value       int64  // the fencing token of a writer that is granted; ms until the lease in front of a waiter ends
+	Data        string // "<type>:<key>" of foreign data
+	Holder      string // of Busy: the id in the way, a holder or the first waiter; "" if there is none left
+	More        bool   // the lock has not been handed on to all that fit: call again
+	Unpublished bool   // PUBLISH was refused: those granted have not been told
+	Grants      string // a message for the caller's own mailbox
 
 	// With several nodes only:
 	Preceded bool  // a waiter stands before the caller
@@ -77,7 +77,7 @@ func parseArray(v []any) (Reply, bool) {
 	}
 	status, ok1 := v[0].(int64)
 	flags, ok2 := v[2].(int64)
-	r := Reply{Status: Status(status), More: flags&1 != 0, Untold: flags&2 != 0, Preceded: flags&4 != 0}
+	r := Reply{Status: Status(status), More: flags&1 != 0, Unpublished: flags&2 != 0, Preceded: flags&4 != 0}
 	if !ok1 || !ok2 || r.Status < Granted || r.Status > Foreign || flags&^7 != 0 {
 		return Reply{}, false
 	}

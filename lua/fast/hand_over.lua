@@ -24,8 +24,8 @@ if writer_waits and last_token and (writer or holding_readers == 1 and call('SIS
 		end
 		own = string.match(ID, ADDRESS)
 		send(mailbox, format('%d', token) .. ' ' .. number)
-		if score or untold > 0 then
-			return {RELEASED, 0, untold, message or ''}
+		if score or unpublished > 0 then
+			return {RELEASED, 0, unpublished, message or ''}
 		end
 		return message or DONE
 	end

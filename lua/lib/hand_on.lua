@@ -9,8 +9,9 @@
 -- the time that the server is busy with it.
 local BATCH = 250
 
--- Whether the longest lease may have ended or gone.
-local shorter = false
+-- Whether the TTLs of the keys must be set: the end of the longest lease may have changed, or
+-- a key is new.
+local must_expire = false
 
 -- Whether a writer would be granted, but the token is foreign data.
 local blocked = false
@@ -67,7 +68,7 @@ local function admit_writer(member, score_of_member)
 	if not ends then
 		return
 	end
-	shorter = shorter or tonumber(ends) > now + call('PTTL', LEASES) - 2
+	must_expire = must_expire or tonumber(ends) > now + call('PTTL', LEASES) - 2
 	call('ZREM', LEASES, id)
 	if lives(ends) then
 		local token = next_token(score and score_of_member % SPAN)
@@ -100,7 +101,7 @@ local function admit_readers()
 	if #living > 0 then
 		call('SADD', HOLDER, unpack(living))
 		if held == 'none' then
-			held, shorter = 'set', true
+			held, must_expire = 'set', true
 		end
 	end
 end
@@ -127,7 +128,7 @@ local function hand_on()
 			admit_readers()
 		end
 	end
-	if shorter then
+	if must_expire then
 		expire(held == 'set', true)
 	end
 	for mailbox, words in pairs(messages) do

@@ -7,13 +7,13 @@ local ADDRESS = '^(.*):(%d+)$'
 -- The mailbox of a caller that releases, and the message for it, which travels in the reply.
 local own, message
 
--- 0, or UNTOLD.
-local untold = 0
+-- 0, or UNPUBLISHED.
+local unpublished = 0
 
 local function send(mailbox, text)
 	if mailbox == own then
 		message = text
 	elseif type(redis.pcall('PUBLISH', mailbox, text)) == 'table' then
-		untold = UNTOLD
+		unpublished = UNPUBLISHED
 	end
 end

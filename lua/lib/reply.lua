@@ -4,7 +4,7 @@
 local more, preceded = 0, 0
 
 local function reply(status, value)
-	local flags = more + untold + preceded
+	local flags = more + unpublished + preceded
 	if score then
 		local highest = status ~= FOREIGN and call('ZRANGE', INTENTS, '-1', '-1', 'WITHSCORES')[2]
 		return {status, value or 0, flags, message or '', tonumber(highest or 0)}

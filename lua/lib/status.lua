@@ -13,9 +13,9 @@ local FOREIGN    = 7 -- "<type>:<key>" of a key that holds foreign data: another
 local DONE       = 1 -- the short form of GRANTED to a reader, and of RELEASED
 
 -- The flags, added up.
-local MORE     = 1 -- more is left to hand on: call again
-local UNTOLD   = 2 -- PUBLISH was refused: those granted have not been told
-local PRECEDED = 4 -- somebody waits whose score is before the caller's (quorum only)
+local MORE        = 1 -- more is left to hand on: call again
+local UNPUBLISHED = 2 -- PUBLISH was refused: those granted have not been told
+local PRECEDED    = 4 -- somebody waits whose score is before the caller's (quorum only)
 
 -- The message grants to waiters of the caller's own mailbox: see lib/message.lua.
 -- The last is the highest score that waits, 0 if nobody does (quorum only).
