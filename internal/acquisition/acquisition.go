@@ -409,8 +409,8 @@ func (a *Acquisition) abandon() {
 	a.wake()
 }
 
-// updateTrust renews the parts that hold as holders, and sets the end of trust: the instant at which no majority of
-// trusted leases is left. The mutex is held.
+// updateTrust renews the parts that count as holders, has the others raise their token, and sets the end of trust: the instant
+// at which no majority of trusted leases is left. The mutex is held.
 func (a *Acquisition) updateTrust() {
 	var buf [8]clock.Instant
 	ends := buf[:0]
@@ -420,7 +420,6 @@ func (a *Acquisition) updateTrust() {
 			ends = append(ends, p.Until())
 			p.leaveMailbox()
 			p.Node.Renewer.Holds(&p.Lease)
-			p.Node.CheckEviction(a.Config.Log)
 		case p.in && p.granted:
 			p.Node.Renewer.Raise(&p.Lease, a.token)
 		}

@@ -23,7 +23,24 @@ type Downgrade struct {
 func (a *Acquisition) BeginDowngrade() Downgrade {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return Downgrade{a, a.makeReader()}
+	d := Downgrade{acq: a}
+	if a.state != held {
+		return d
+	}
+	a.write = false
+	for _, p := range a.parts() {
+		switch {
+		case !p.Write: // an earlier call has replaced it
+		case p.in && p.granted:
+			p.Node.Renewer.ReadOnly(&p.Lease)
+			d.writers = append(d.writers, p)
+		default:
+			next := p.replace() // a reader
+			p.discard()
+			next.acquireSoon()
+		}
+	}
+	return d
 }
 
 // Tell tells the nodes. Next, if it is not nil, is an acquisition that has not been sent. On each node its acquire goes in front
@@ -65,38 +82,6 @@ func (d Downgrade) Tell(ctx context.Context, next *Acquisition) error {
 		return nil
 	}
 	return a.nodes().explainTally(ctx, t, "downgrade", "have made the writer a reader")
-}
-
-// BecomeReader makes a, a write lock under which there are only readers, a read lock in the background. What a node does not
-// confirm, its renewals go on with.
-func (a *Acquisition) BecomeReader() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, p := range a.makeReader() {
-		p.Node.Go(func() { p.downgrade(context.Background(), nil) })
-	}
-}
-
-// makeReader makes a a read lock, and returns the parts that hold as writers. Those that do not hold are replaced by readers.
-// The mutex is held.
-func (a *Acquisition) makeReader() (writers []*part) {
-	if a.state != held {
-		return nil
-	}
-	a.write = false
-	for _, p := range a.parts() {
-		switch {
-		case !p.Write: // an earlier call has replaced it
-		case p.in && p.granted:
-			p.Node.Renewer.ReadOnly(&p.Lease)
-			writers = append(writers, p)
-		default:
-			next := p.replace() // a reader
-			p.discard()
-			next.acquireSoon()
-		}
-	}
-	return writers
 }
 
 // downgrade renews p as a reader, behind the acquire of front unless that is nil. If the node does not confirm it, its

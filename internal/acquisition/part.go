@@ -301,6 +301,7 @@ func (p *part) OnGranted(token uint64) {
 func (p *part) grant(sent clock.Instant, token uint64) {
 	if !p.granted {
 		p.acq.nodes().onGranted(p, sent)
+		p.Node.CheckEviction(p.acq.Config.Log)
 	}
 	p.granted, p.token = true, token
 }

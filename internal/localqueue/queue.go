@@ -359,7 +359,8 @@ func (q *queue) endTurns(now clock.Instant) {
 		case !t.lasts(now): // it has readers only; no event looks at it any more
 			if t.write {
 				t.write = false
-				t.acq.BecomeReader()
+				d := t.acq.BeginDowngrade()
+				go func() { _ = d.Tell(context.Background(), nil) }() // renewals go on with what a node does not confirm
 			}
 			q.spend(t)
 		case t.write:

@@ -2,7 +2,6 @@ package node
 
 import (
 	"errors"
-	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -117,21 +116,6 @@ func (l *Lease) Look() { l.Node.Renewer.renewNow(l) }
 // Deaf implements [mailbox.Waiter].
 func (l *Lease) Deaf(err error) {
 	l.terms().Log.Error("", "the subscription failed; waiters poll until it is back", err)
-}
-
-// An id is that of a lease, as an argument of a command. It is put together when go-redis marshals it: a held lock does not
-// keep it.
-type id Lease
-
-// MarshalBinary implements [encoding.BinaryMarshaler].
-func (i *id) MarshalBinary() ([]byte, error) {
-	return i.append(make([]byte, 0, len(i.Node.Mailbox.Name())+len(":18446744073709551615"))), nil
-}
-
-func (i *id) String() string { return (*Lease)(i).ID() }
-
-func (i *id) append(b []byte) []byte {
-	return strconv.AppendUint(append(append(b, i.Node.Mailbox.Name()...), ':'), i.number, 10)
 }
 
 // Until returns when trust in l ends.

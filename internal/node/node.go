@@ -153,6 +153,14 @@ func (n *Node) LookForLostGrants(key string, sent clock.Instant, again bool, r s
 	}
 }
 
+// HasGivenUp reports whether id is one that this client has asked with, and that neither waits nor holds for this process: its
+// release is on its way, or its acquire, which nobody waits for any more.
+func (n *Node) HasGivenUp(id string) bool {
+	mailbox, of := cut(id, ':')
+	number, err := strconv.ParseUint(of, 10, 64)
+	return err == nil && mailbox == n.Mailbox.Name() && !n.Renewer.keeps(number)
+}
+
 // Go runs f on a worker: an idle one, if there is one.
 func (n *Node) Go(f func()) {
 	select {
