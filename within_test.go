@@ -155,6 +155,19 @@ func TestWaitOverSeveralNodesNamesTheHolder(t *testing.T) {
 	})
 }
 
+// An endsAt is a context that has been canceled at an instant, and closes Done later.
+type endsAt struct {
+	context.Context
+	at time.Time
+}
+
+func (c endsAt) Err() error {
+	if time.Now().Before(c.at) {
+		return nil
+	}
+	return context.Canceled
+}
+
 // Promise 10: errors of a context are those of the caller's own.
 func TestWaitThatEndsWithTheContextReturnsItsError(t *testing.T) {
 	inBubble(t, func(w *world) {
@@ -171,6 +184,8 @@ func TestWaitThatEndsWithTheContextReturnsItsError(t *testing.T) {
 				}
 			}
 		}
+		_, err := other.LockContext(endsAt{w.Context(), time.Now().Add(time.Second)}, WithWait(time.Second))
+		w.matches(err, context.Canceled)
 		w.unlock(l)
 	})
 }
