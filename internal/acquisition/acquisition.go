@@ -116,6 +116,14 @@ type nodes interface {
 	onLate(p *part, r script.Reply, err error)
 	// onTimeout is called when the time-out that p has set is over. It takes the mutex.
 	onTimeout(p *part)
+	// down returns why the node of p is not asked for now, or nil.
+	down(p *part) error
+
+	// id is the id under which the lock is known, and score its place in the queue of every node, as scripts take it; nil if
+	// the node chooses it. They need no mutex.
+	id() string
+	score() any
+
 	// These put into words why a request was refused, why a lock was lost, and what came of an unlock or a downgrade that
 	// was not confirmed.
 	explainRefusal() error
@@ -164,14 +172,6 @@ func (a *Acquisition) nodes() nodes {
 	return oneNode{a}
 }
 
-// score is its place in the queue of every node, as scripts take it, or nil with one node, which chooses it.
-func (a *Acquisition) score() any {
-	if a.several == nil {
-		return nil
-	}
-	return a.several.place
-}
-
 // parts has one for each node.
 func (a *Acquisition) parts() []*part {
 	if a.several != nil {
@@ -184,12 +184,7 @@ func (a *Acquisition) parts() []*part {
 func (a *Acquisition) majority() int { return Majority(len(a.parts())) }
 
 // ID returns the id under which the first node knew it, or was asked for it, when it was granted.
-func (a *Acquisition) ID() string {
-	if a.several != nil {
-		return a.several.id
-	}
-	return a.one[0].ID()
-}
+func (a *Acquisition) ID() string { return a.nodes().id() }
 
 // CurrentID returns the id under which the first node knows a, or is asked for it, now.
 func (a *Acquisition) CurrentID() string {

@@ -74,7 +74,7 @@ func TestRankOverSeveralNodesIsThatOfTheRequest(t *testing.T) {
 		}{{0, "5000000"}, {0, "5000001"}, {4_000_002, "4000002"}, {0, "5000002"}} {
 			a := &Acquisition{}
 			a.Init(c, keys, witness{make(chan error, 1)}, true, false, Origin{Rank: of.rank})
-			if got := a.score(); got != of.want {
+			if got := a.nodes().score(); got != of.want {
 				t.Errorf("score %v, want %s", got, of.want)
 			}
 		}

@@ -77,6 +77,12 @@ func (n oneNode) onTimeout(p *part) {
 	}
 }
 
+// down is always nil: nobody else can grant the lock.
+func (n oneNode) down(*part) error { return nil }
+
+func (n oneNode) id() string { return n.one[0].ID() }
+func (n oneNode) score() any { return nil }
+
 func (n oneNode) explainRefusal() error {
 	key, why := n.Keys.Name(), n.one[0].why
 	if isRefusal(why) {

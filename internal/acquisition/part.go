@@ -44,7 +44,7 @@ func (p *part) init(a *Acquisition, index int, number uint64) *part {
 // Request implements [node.Owner].
 func (p *part) Request() node.Request {
 	a := p.acq
-	return node.Request{Terms: &a.Config.Terms, Keys: a.Keys, Score: a.score()}
+	return node.Request{Terms: &a.Config.Terms, Keys: a.Keys, Score: a.nodes().score()}
 }
 
 // participant returns p as scripts know it, for a call that is waited for.
@@ -498,7 +498,7 @@ func (p *part) replace() *part {
 func (p *part) acquireSoon() {
 	const minBackoff, maxBackoff = 10 * time.Millisecond, time.Second
 	switch {
-	case p.acq.Config.Timeout > 0 && p.Node.Health.Down() != nil: // with one node nobody else can grant the lock
+	case p.acq.nodes().down(p) != nil:
 		p.acquireLater()
 	case p.failed > 1:
 		p.Node.Renewer.SetTimeout(&p.Lease, clock.Now().Add(min(minBackoff<<(p.failed-1), maxBackoff)))

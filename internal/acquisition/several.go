@@ -24,7 +24,7 @@ type severalNodes struct {
 	origin Origin
 	place  any       // its place in the queue of every node: see score
 	floor  uint64    // its token must be no lower; 0 unless it asked a node late, see onAcknowledged
-	id     string    // that of the first node, once it is granted
+	name   string    // its id, once it is granted
 	votes  chan vote // takes the answers to releases; nil: nobody waits for them
 	ticket ticket
 
@@ -50,6 +50,9 @@ func newSeveralNodes(a *Acquisition, origin Origin) *severalNodes {
 	}
 	return s
 }
+
+func (s *severalNodes) id() string { return s.name }
+func (s *severalNodes) score() any { return s.place }
 
 func (s *severalNodes) acquire(ctx context.Context) error {
 	waited, err := s.ticket.take(ctx, s.Config.Nodes[0].Requests, s.majority())
@@ -224,7 +227,7 @@ func (s *severalNodes) agreeOnToken(soon clock.Instant, highest uint64) {
 			}
 		}
 		if same >= s.majority() && p.token >= s.floor {
-			s.grantedAt, s.id = clock.Now(), s.parts[0].ID()
+			s.grantedAt, s.name = clock.Now(), s.parts[0].ID()
 			s.grant(p.token)
 			return
 		}
@@ -367,6 +370,8 @@ func (s *severalNodes) tellDown(p *part, why error) {
 	}
 }
 
+func (s *severalNodes) down(p *part) error { return p.Node.Health.Down() }
+
 // ping asks a node that is down, when that is due, whether it is up: it renews an id there that does not hold.
 func (s *severalNodes) ping(p *part) {
 	if !p.Node.Health.Retry() {
@@ -396,7 +401,7 @@ func (s *score) MarshalBinary() ([]byte, error) {
 	return []byte(s.String()), nil
 }
 
-func (s *score) String() string { return s.acq.score().(string) }
+func (s *score) String() string { return s.acq.nodes().score().(string) }
 
 // Release.
 
