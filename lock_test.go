@@ -519,6 +519,7 @@ func TestBadInputIsRefused(t *testing.T) {
 		for want, m := range map[string]*RWMutex{
 			"nil client":       NewMutex(nil, "x"),
 			"nil client ":      NewMutex(none, "x"),
+			"panicked":         NewMutex(struct{ *redis.Client }{}, "x"),
 			"empty name":       NewMutex(rc, ""),
 			`name "a}b"`:       NewMutex(rc, "a}b"),
 			`name "{}a"`:       NewMutex(rc, "{}a"),

@@ -82,14 +82,28 @@ func newMutex(nodes []redis.Scripter, name string, opt []MutexOption) *RWMutex {
 		m.err = errors.Join(m.err, o(m))
 	}
 	m.err = errors.Join(m.err, m.configure(len(nodes)), checkClients(nodes))
-	if m.err == nil {
-		m.config.Nodes = make([]*node.Node, len(nodes))
-		for i, rc := range nodes {
-			m.config.Nodes[i] = node.Of(rc)
-		}
-		m.config.Init()
+	if m.err != nil {
+		return m
 	}
+	m.config.Nodes = make([]*node.Node, len(nodes))
+	for i, rc := range nodes {
+		m.config.Nodes[i], m.err = nodeOf(rc)
+		if m.err != nil {
+			return m
+		}
+	}
+	m.config.Init()
 	return m
+}
+
+// nodeOf returns the node of a client, or an error if one of its methods panics, as those of a type that embeds a nil client.
+func nodeOf(rc redis.Scripter) (n *node.Node, err error) {
+	defer func() {
+		if why := recover(); why != nil {
+			err = fmt.Errorf("%w: a client of type %T panicked: %v", ErrInvalid, rc, why)
+		}
+	}()
+	return node.Of(rc), nil
 }
 
 func checkClients(nodes []redis.Scripter) (err error) {

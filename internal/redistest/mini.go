@@ -67,6 +67,9 @@ func MiniClient(tb Cleaner, m *MiniRedis, mutate ...func(*redis.Options)) *redis
 		// It is never dialled, but it must be an IP: go-redis resolves a name, in goroutines outside of the bubble.
 		Addr:   "127.0.0.1:6379",
 		Dialer: m.Dial,
+		// By default it depends on the number of CPUs, and so would what fails: go-redis dials once a second after as many
+		// failed dials.
+		PoolSize: 20,
 		// go-redis waits for the answer to CLIENT MAINT_NOTIFICATIONS under a mutex, and in a bubble no time passes while
 		// a goroutine waits for a mutex.
 		MaintNotificationsConfig: &maintnotifications.Config{Mode: maintnotifications.ModeDisabled},
