@@ -41,9 +41,9 @@ func TestUnlockWithABrokenContextChangesNothing(t *testing.T) {
 	}
 }
 
-// A panickingHook panics with the next script, or the next pipeline of scripts, once it is set. Other commands are sent by
-// goroutines of the library, which nobody could recover.
-type panickingHook struct{ command, pipeline atomic.Bool }
+// A panickingHook panics with the next script, once it is set. Pipelines are sent by goroutines of the library, which nobody
+// could recover.
+type panickingHook struct{ command atomic.Bool }
 
 func (h *panickingHook) DialHook(next redis.DialHook) redis.DialHook { return next }
 func (h *panickingHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
@@ -56,13 +56,7 @@ func (h *panickingHook) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
 	}
 }
 func (h *panickingHook) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, c []redis.Cmder) error {
-		// The connection of a subscription begins with a pipeline, too.
-		if strings.HasPrefix(c[len(c)-1].Name(), "eval") && h.pipeline.CompareAndSwap(true, false) {
-			panic("hook")
-		}
-		return next(ctx, c)
-	}
+	return next
 }
 
 // A moodyContext panics or ends the goroutine while mood is set.

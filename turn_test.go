@@ -568,93 +568,25 @@ func TestAgeRestoresThePlace(t *testing.T) {
 	})
 }
 
-// T7: the head's acquire goes in front of the release, also if the server does not know its script.
-func TestAcquireGoesInFrontOfTheReleaseWithoutItsScript(t *testing.T) {
+// T7: the head's acquire goes in front of the release: also if the server knows only the release, and through a client without
+// pipelines.
+func TestAcquireGoesInFrontOfTheRelease(t *testing.T) {
 	inBubble(t, func(w *world) {
-		m, other := NewMutex(w.client(nil), "x"), NewMutex(w.client(nil), "x")
-		l := w.lock(m, true)
-		next := w.later(m, true)
-		redistest.Elapse(time.Second)
-		remote := w.later(other, true)
-		redistest.Elapse(time.Second)
-		rc := w.client(nil)
-		rc.ScriptFlush(w.Context())
-		rc.ScriptLoad(w.Context(), script.Unlock.Source())
-		w.unlock(l)
-		l = w.granted(next, "the one that came first")
-		w.pending(remote)
-		w.unlock(l)
-		w.unlock(w.granted(remote, "the other process"))
-	})
-}
-
-// A flusher is a hook that has the server forget all scripts once, when it has not known a script of a pipeline.
-type flusher struct {
-	counter
-	admin *redis.Client
-	done  bool
-}
-
-func (f *flusher) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
-	return func(ctx context.Context, cmds []redis.Cmder) error {
-		err := next(ctx, cmds)
-		for _, c := range cmds {
-			if !f.done && redis.HasErrorPrefix(c.Err(), "NOSCRIPT") {
-				f.admin.ScriptFlush(ctx)
-				f.done = true
-			}
-		}
-		return err
-	}
-}
-
-// T7: the same where the server loses its scripts, as in a failover, when it has been sent the acquire and not yet the text of
-// the release.
-func TestAcquireGoesInFrontOfTheReleaseThoughScriptsAreLost(t *testing.T) {
-	inBubble(t, func(w *world) {
-		rc, flush := w.client(nil), &flusher{admin: w.client(nil)}
-		rc.AddHook(flush)
-		m, other := NewMutex(rc, "x"), NewMutex(w.client(nil), "x")
-		l := w.lock(m, true)
-		waiters := make([]<-chan *Lock, 2)
-		for i := range waiters {
-			waiters[i] = w.later(m, true)
-			redistest.Elapse(100 * time.Millisecond)
-		}
-		remote := w.later(other, true)
-		for i, next := range waiters {
-			redistest.Elapse(100 * time.Millisecond) // the turn is over
-			w.unlock(l)
-			l = w.granted(next, fmt.Sprintf("number %d, which came before the other process", i+1))
-		}
-		if !flush.done {
-			t.Error("the scripts were known")
-		}
-		w.pending(remote)
-		w.unlock(l)
-		w.unlock(w.granted(remote, "the other process"))
-	})
-}
-
-// T7: a client without pipelines, which makes the two calls one by one, teaches the server no release that it might know without
-// the acquire.
-func TestClientWithoutPipelinesTeachesNoReleaseAlone(t *testing.T) {
-	inBubble(t, func(w *world) {
-		pair := func(rc redis.Scripter) {
-			m := NewMutex(rc, "x")
+		for _, client := range []redis.Scripter{w.client(nil), scripterOnly{w.client(nil)}} {
+			m, other := NewMutex(client, "x"), NewMutex(w.client(nil), "x")
 			l := w.lock(m, true)
 			next := w.later(m, true)
-			redistest.Elapse(time.Second) // the turn is over
-			w.unlock(l)
 			redistest.Elapse(time.Second)
-			w.unlock(w.granted(next, "the next one"))
-		}
-		pair(scripterOnly{w.client(nil)})
-		rc, sent := w.client(nil), &counter{}
-		rc.AddHook(sent)
-		pair(rc)
-		if sent.sources != 2 {
-			t.Errorf("%d sources were sent, want the release behind the acquire, and that in front of it", sent.sources)
+			remote := w.later(other, true)
+			redistest.Elapse(time.Second)
+			rc := w.client(nil)
+			rc.ScriptFlush(w.Context())
+			rc.ScriptLoad(w.Context(), script.Unlock.Source())
+			w.unlock(l)
+			l = w.granted(next, "the one that came first")
+			w.pending(remote)
+			w.unlock(l)
+			w.unlock(w.granted(remote, "the other process"))
 		}
 	})
 }
@@ -893,7 +825,7 @@ func TestDowngradeEndsTheWritersTurn(t *testing.T) {
 	})
 }
 
-// T6, T7: when a writer is downgraded, the acquire for the head goes in front, in the same round trip. When Downgrade returns
+// T6, T7: when a writer is downgraded, the acquire for the head goes in front, in the same script. When Downgrade returns
 // the head stands in Redis, so that nobody overtakes it when the lock is unlocked at once.
 func TestHeadStandsInRedisWhenDowngradeReturns(t *testing.T) {
 	for _, n := range []int{1, 3} {
@@ -1104,8 +1036,7 @@ func TestQueueGoesOnAfterAPanic(t *testing.T) {
 			next, third := w.later(m, true), w.later(m, false)
 			w.pending(next)
 			redistest.Elapse(2 * DefaultTurn)
-			hook.command.Store(turn == 0)
-			hook.pipeline.Store(turn > 0)
+			hook.command.Store(true)
 			w.panics("an unlock", func() { l.Unlock() })
 			w.unlock(w.within(DefaultTTL, next))
 			w.unlock(w.within(DefaultTTL, third))

@@ -1,5 +1,5 @@
-// Package lua holds the scripts that run in Redis: one file per verb, lib/ with what the verbs share, and fast/ with
-// their fast paths, which may be left out.
+// Package lua holds the scripts that run in Redis: one file per verb, lib/ with what the verbs share, fast/ with their fast
+// paths, which may be left out, and both.lua, which calls two verbs.
 package lua
 
 import (
@@ -22,6 +22,11 @@ var include = regexp.MustCompile(`(?m)^-- include (\w+/\w+\.lua)$`)
 // fast/ that does not exist is left out.
 func Source(verb string) string {
 	return assemble(files, verb+".lua", map[string]bool{})
+}
+
+// Both returns the script that calls two verbs, one after the other.
+func Both(first, second string) string {
+	return strings.NewReplacer("-- first verb\n", Source(first), "-- second verb\n", Source(second)).Replace(Source("both"))
 }
 
 // SlowSource returns the script of a verb without its fast paths, for tests.

@@ -44,7 +44,7 @@ func (a *Acquisition) BeginDowngrade() Downgrade {
 }
 
 // Tell tells the nodes. Next, if it is not nil, is an acquisition that has not been sent. On each node its acquire goes in front
-// of the downgrade, in the same round trip. The caller then calls next.Wait.
+// of the downgrade, in the same script. The caller then calls next.Wait.
 func (d Downgrade) Tell(ctx context.Context, next *Acquisition) error {
 	a, writers := d.acq, d.writers
 	var t tally

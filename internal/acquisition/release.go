@@ -17,7 +17,7 @@ import (
 // confirmed goes on in the background.
 //
 // Next, if it is not nil, is an acquisition that has not been sent. On each node its acquire goes in front of the release, in
-// the same round trip, so that the lock is not handed on before next stands in the queue. The caller then calls next.Wait.
+// the same script, so that the lock is not handed on before next stands in the queue. The caller then calls next.Wait.
 func (a *Acquisition) Release(ctx context.Context, next *Acquisition) error {
 	t, majority := a.nodes().release(ctx, next), a.majority()
 	switch {

@@ -3,7 +3,6 @@ package node
 import (
 	"context"
 	"errors"
-	"slices"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -41,9 +40,8 @@ func (n *Node) Call(ctx context.Context, ttl time.Duration, c script.Command, pl
 	})
 }
 
-// CallBoth makes two calls in that order: an acquire, and a release or a downgrade. They take one round trip if the server
-// knows their scripts. The second one is as Call makes it; onFirst takes the answer to the first one before anything of the
-// second is known.
+// CallBoth makes two calls in one script: an acquire, and then a release or a downgrade. The second one is as Call makes it;
+// onFirst is called with the answer to the first one.
 func (n *Node) CallBoth(ctx context.Context, ttl time.Duration, first script.Command, onFirst func(script.Reply, error), second script.Command, place Place) (script.Reply, error) {
 	inBackground := false
 	defer func() {
@@ -60,15 +58,13 @@ func (n *Node) CallBoth(ctx context.Context, ttl time.Duration, first script.Com
 			}
 		}()
 		end := clock.Now().Add(ttl / 2)
-		a, b := &call{command: first}, &call{command: second}
-		if n.pipeline != nil { // else they are made one by one
-			b.command, b.front = second.Behind(first), a
-		}
-		n.runAll(sent, []*call{a, b})
-		a.reply, a.err = n.handOn(sent, end, first, a.reply, a.err)
+		a, b := script.Split(n.eval(sent, second.Behind(first)))
+		r, err := first.Script.Parse(a)
+		r, err = n.handOn(sent, end, first, r, err)
 		answered = true
-		onFirst(a.reply, a.err)
-		return n.handOn(sent, end, second, b.reply, b.err)
+		onFirst(r, err)
+		r, err = second.Script.Parse(b)
+		return n.handOn(sent, end, second, r, err)
 	}
 	if ctx.Done() == nil {
 		return both()
@@ -203,7 +199,6 @@ type call struct {
 	mayStand bool   // of a release: its id may have waited or held
 	again    bool   // of a release: an earlier one was not confirmed
 	looks    uint32 // how often the waiters of the node had looked when it was made
-	front    *call  // nil, or an acquire that is made again in front of it, if the server does not know its script
 	reply    script.Reply
 	err      error
 }
@@ -224,7 +219,7 @@ func (n *Node) runAll(ctx context.Context, calls []*call) {
 	n.runPipeline(ctx, unknown)
 }
 
-// runPipeline returns the calls whose script the server does not know, and those that go in front of them.
+// runPipeline returns the calls whose script the server does not know.
 func (n *Node) runPipeline(ctx context.Context, calls []*call) (unknown []*call) {
 	if len(calls) == 0 {
 		return nil
@@ -241,9 +236,6 @@ func (n *Node) runPipeline(ctx context.Context, calls []*call) (unknown []*call)
 			sent[i].SetErr(err)
 		}
 		if err := sent[i].Err(); err != nil && redis.HasErrorPrefix(err, "NOSCRIPT") {
-			if c.front != nil && !slices.Contains(unknown, c.front) {
-				unknown = append(unknown, c.front)
-			}
 			unknown = append(unknown, c)
 		}
 		c.reply, c.err = c.command.Script.Parse(sent[i])

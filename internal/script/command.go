@@ -15,8 +15,8 @@ type Command struct {
 	args   []any // what redis.NewCmd takes: EVALSHA, the digest, the number of keys, the keys, the arguments
 }
 
-// keysAt is where the keys begin in the arguments of a command.
-const keysAt = 3
+// Where the keys begin in the arguments of a command, and the arguments of its script, if it has all keys.
+const keysAt, argsAt = 3, 7
 
 // Durations are the TTL and the life of a tombstone, two TTLs, in ms, as scripts take them.
 type Durations struct{ ttl, tombstone any }
@@ -104,15 +104,18 @@ func (k *Keys) Revoke(id string, d Durations, several bool) Command {
 // Releases reports whether c releases an id, so that only the first reply tells whether the id was there.
 func (c Command) Releases() bool { return c.Script.short == Released }
 
-// Behind returns c, a release or a downgrade, as it is sent in one round trip behind an acquire. If a server does not know its
-// script, both have to be sent again.
+// Behind returns the command that makes two calls in one script: acquire, and then c, a release or a downgrade.
 func (c Command) Behind(acquire Command) Command {
-	return c.With(behind[[2]*Script{acquire.Script, c.Script}])
+	s, first := both[[2]*Script{acquire.Script, c.Script}], acquire.args[argsAt:]
+	all := append(make([]any, 0, len(c.args)+1+len(first)), c.args[:argsAt]...)
+	all[1] = s.digest
+	all = append(append(all, strconv.Itoa(len(first))), first...)
+	return Command{s, append(all, c.args[argsAt:]...)}
 }
 
 // call is a call of s with all keys and these arguments.
 func (k *Keys) call(s *Script, args ...any) Command {
-	all := make([]any, 0, keysAt+4+3) // most calls have three arguments
+	all := make([]any, 0, argsAt+3) // most calls have three arguments
 	all = append(all, "evalsha", s.digest, "4", k.holder, &k.intents, &k.leases, &k.token)
 	return Command{s, append(all, args...)}
 }
@@ -149,13 +152,6 @@ func (c Command) Key() string { return c.args[keysAt].(string) }
 // HasOneKey reports whether c is the command of RenewWriter.
 func (c Command) HasOneKey() bool { return c.args[2] == "1" }
 
-// With returns the same call of a variant of its script.
-func (c Command) With(variant *Script) Command {
-	args := append([]any(nil), c.args...)
-	args[1] = variant.digest
-	return Command{variant, args}
-}
-
 // WithSource returns c with the source in place of the digest, for a server that does not know the script.
 func (c Command) WithSource() Command {
 	full := append([]any(nil), c.args...)
@@ -172,7 +168,7 @@ func (c Command) Redis(ctx context.Context) *redis.Cmd {
 
 // Eval sends c through a client that can only evaluate scripts.
 func (c Command) Eval(ctx context.Context, rc redis.Scripter) *redis.Cmd {
-	end := keysAt + 4
+	end := argsAt
 	if c.HasOneKey() {
 		end = keysAt + 1
 	}

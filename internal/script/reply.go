@@ -57,6 +57,36 @@ func (s *Script) Parse(sent *redis.Cmd) (Reply, error) {
 	return r, nil
 }
 
+// Split returns the replies to the two calls of a command that Behind has returned.
+func Split(sent *redis.Cmd) (first, second *redis.Cmd) {
+	first, second = new(redis.Cmd), new(redis.Cmd)
+	value, err := sent.Result()
+	replies, ok := value.([]any)
+	if err == nil && (!ok || len(replies) != 2) {
+		err = fmt.Errorf("unexpected reply %.100q", fmt.Sprint(value))
+	}
+	if err != nil {
+		first.SetErr(err)
+		second.SetErr(err)
+		return first, second
+	}
+	first.SetVal(replies[0])
+	second.SetVal(replies[1])
+	// Not an error of Redis within the reply: go-redis v9.23 would read no further, and use the connection again.
+	if failed, ok := replies[0].([]any); ok && len(failed) == 1 {
+		first.SetErr(scriptError(fmt.Sprint(failed[0])))
+	}
+	return first, second
+}
+
+// A scriptError is an error of Redis that a script has caught.
+type scriptError string
+
+func (e scriptError) Error() string { return string(e) }
+
+// RedisError makes it a [redis.Error].
+func (scriptError) RedisError() {}
+
 // parseInteger reads a short reply: 0 for gone, 1 or a fencing token for a grant or a release, −1 − ms for a waiter.
 func (s *Script) parseInteger(v int64) (Reply, bool) {
 	switch {

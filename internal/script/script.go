@@ -18,17 +18,10 @@ var (
 	Revoke  = load("revoke", Released)
 )
 
-// behind has the variants of unlock and refresh that are sent behind an acquire, in one round trip. Each has a digest of its own,
-// and a server gets its text only behind that of the acquire. A server that knew unlock, but not the acquire, would release
-// first, and grant the lock to another process.
-var behind = map[[2]*Script]*Script{}
-
-func init() {
-	for _, first := range []*Script{Lock, RLock} {
-		for _, second := range []*Script{Unlock, Refresh} {
-			behind[[2]*Script{first, second}] = second.Variant(second.Source() + "-- behind " + first.Digest())
-		}
-	}
+// both has the scripts that call two verbs: an acquire, and behind it a release or a downgrade.
+var both = map[[2]*Script]*Script{
+	{Lock, Unlock}: newScript(lua.Both("lock", "unlock"), 0), {Lock, Refresh}: newScript(lua.Both("lock", "refresh"), 0),
+	{RLock, Unlock}: newScript(lua.Both("rlock", "unlock"), 0), {RLock, Refresh}: newScript(lua.Both("rlock", "refresh"), 0),
 }
 
 // A Script is one verb. Its source and digest are boxed once, for the arguments of every call.
@@ -44,9 +37,6 @@ func newScript(source string, short Status) *Script {
 	digest := sha1.Sum([]byte(source))
 	return &Script{source, hex.EncodeToString(digest[:]), short}
 }
-
-// Variant returns the same verb with another text.
-func (s *Script) Variant(source string) *Script { return newScript(source, s.short) }
 
 // Source returns the Lua text.
 func (s *Script) Source() string { return s.source.(string) }

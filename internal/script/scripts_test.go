@@ -88,13 +88,17 @@ func (p *participant) calls(c script.Command) (script.Reply, error) {
 
 // once sends a command once, even if the reply says "more".
 func (s *server) once(c script.Command) (script.Reply, error) {
+	return c.Script.Parse(s.send(c))
+}
+
+func (s *server) send(c script.Command) *redis.Cmd {
 	ctx := context.Background()
 	sent := c.Redis(ctx)
 	if err := s.rc.Process(ctx, sent); redis.HasErrorPrefix(err, "NOSCRIPT") {
 		sent = c.WithSource().Redis(ctx)
 		_ = s.rc.Process(ctx, sent)
 	}
-	return c.Script.Parse(sent)
+	return sent
 }
 
 // asReader returns the writer p as one that renews as a reader, which downgrades it.
