@@ -55,17 +55,17 @@ func (l *Lock) open(r request, outer *core, o *owner) error {
 	// The context is made first, under no mutex: making one calls into its parent.
 	l.ctx, l.cancel = context.WithCancelCause(r.ctx)
 	if o != nil {
-		l.cancel = o.dropping(l.core, l.cancel)
+		l.cancel = o.dropOnCancel(l.core, l.cancel)
 	}
 	waitCtx, u := r.waitCtx, (*user)(l)
 	if r.call != nil {
-		l.cancel = r.call.ending(l.cancel)
+		l.cancel = r.call.endOnCancel(l.cancel)
 		waitCtx = context.WithValue(waitCtx, callKey{}, r.call)
 	}
 	var b *bound
 	if l.maxHold = longestHold(r.m.config.MaxHold, outer); l.maxHold > 0 {
 		b = &bound{lock: l.core}
-		l.cancel = b.stopping(l.cancel)
+		l.cancel = b.stopOnCancel(l.cancel)
 	}
 	err := acquisition.ErrRetry // stays if a hook, a logger or a context panics
 	defer func() {

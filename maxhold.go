@@ -40,8 +40,8 @@ func (b *bound) start() {
 	}
 }
 
-// stopping returns cancel, which also stops the bound.
-func (b *bound) stopping(cancel context.CancelCauseFunc) context.CancelCauseFunc {
+// stopOnCancel returns cancel, which also stops the bound.
+func (b *bound) stopOnCancel(cancel context.CancelCauseFunc) context.CancelCauseFunc {
 	return func(cause error) {
 		b.stop()
 		cancel(cause)
@@ -62,7 +62,7 @@ func (b *bound) end() {
 	b.mu.Lock()
 	c := b.lock
 	b.mu.Unlock()
-	if c == nil || !c.held.Overdue() {
+	if c == nil || !c.held.MarkOverdue() {
 		return
 	}
 	c.cancel(ErrMaxHold)

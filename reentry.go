@@ -138,8 +138,8 @@ func (o *owner) granted(l *Lock) {
 	}
 }
 
-// dropping returns cancel for c, which also removes c from the locks of o. An overdue lock is still held, and stays.
-func (o *owner) dropping(c *core, cancel context.CancelCauseFunc) context.CancelCauseFunc {
+// dropOnCancel returns cancel for c, which also removes c from the locks of o. An overdue lock is still held, and stays.
+func (o *owner) dropOnCancel(c *core, cancel context.CancelCauseFunc) context.CancelCauseFunc {
 	return func(cause error) {
 		if cause != ErrMaxHold {
 			defer o.drop(c) // also if the parent context panics

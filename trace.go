@@ -311,8 +311,8 @@ func (c *tracedCall) onReturn(l *Lock, err error) {
 	}
 }
 
-// ending returns cancel, which also notes that the lock has ended.
-func (c *tracedCall) ending(cancel context.CancelCauseFunc) context.CancelCauseFunc {
+// endOnCancel returns cancel, which also notes that the lock has ended.
+func (c *tracedCall) endOnCancel(cancel context.CancelCauseFunc) context.CancelCauseFunc {
 	return func(cause error) {
 		cancel(cause)
 		q := &c.m.trace.queue

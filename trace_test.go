@@ -210,7 +210,7 @@ func TestTraceTellsTheGrantBeforeTheEnd(t *testing.T) {
 	}
 	defer l.Unlock()
 	call := request{m: m, ctx: l, keys: l.acquisition().Keys}.traced()
-	call.ending(func(error) {})(ErrLockLost)
+	call.endOnCancel(func(error) {})(ErrLockLost)
 	call.onReturn(l, nil)
 	redistest.Eventually(t, "the end is told after the grant", func() bool {
 		s.mu.Lock()

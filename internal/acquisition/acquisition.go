@@ -63,7 +63,7 @@ type Acquisition struct {
 	write    bool // not any more after a downgrade
 	queued   bool // a majority of the nodes has granted it or put it into the queue
 	used     bool // set by Use
-	expiring bool // set by Expire
+	expiring bool // set by LetExpire
 	// These two are set by Share.
 	shared, outlives bool
 
@@ -331,8 +331,8 @@ func (a *Acquisition) Close() error {
 	return nil
 }
 
-// Expire stops the renewals of a held lock, so that it ends with its lease: it has been held for as long as it may.
-func (a *Acquisition) Expire() {
+// LetExpire stops the renewals of a held lock, so that it ends with its lease: it has been held for as long as it may.
+func (a *Acquisition) LetExpire() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.state != held || a.expiring {
@@ -340,7 +340,7 @@ func (a *Acquisition) Expire() {
 	}
 	a.expiring = true
 	for _, p := range a.parts() {
-		p.Node.Renewer.Expire(&p.Lease)
+		p.Node.Renewer.LetExpire(&p.Lease)
 	}
 }
 
@@ -414,7 +414,7 @@ func (a *Acquisition) updateTrust() {
 		case p.counts():
 			ends = append(ends, p.Until())
 			p.leaveMailbox()
-			p.Node.Renewer.Holds(&p.Lease)
+			p.Node.Renewer.RenewAsHolder(&p.Lease)
 		case p.in && p.granted:
 			p.Node.Renewer.Raise(&p.Lease, a.token)
 		}

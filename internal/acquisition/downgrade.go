@@ -32,7 +32,7 @@ func (a *Acquisition) BeginDowngrade() Downgrade {
 		switch {
 		case !p.Write: // an earlier call has replaced it
 		case p.in && p.granted:
-			p.Node.Renewer.ReadOnly(&p.Lease)
+			p.Node.Renewer.RenewAsReader(&p.Lease)
 			d.writers = append(d.writers, p)
 		default:
 			next := p.replace() // a reader
@@ -67,7 +67,7 @@ func (d Downgrade) Tell(ctx context.Context, next *Acquisition) error {
 	a.nodes().collect(ctx, &t, open, votes)
 	if ctx.Err() != nil {
 		for _, p := range writers {
-			p.Look() // renewals go on with it, at once
+			p.RenewNow() // renewals go on with it, at once
 		}
 	}
 
@@ -89,7 +89,7 @@ func (d Downgrade) Tell(ctx context.Context, next *Acquisition) error {
 func (p *part) downgrade(ctx context.Context, front *part) vote {
 	n, place := p.Node, p.Node.Limiter.Releases
 	if err := n.Admit(ctx, place, p.acq.Config.Timeout); err != nil {
-		p.Look()
+		p.RenewNow()
 		front.start()
 		return vote{part: p, err: err}
 	}

@@ -23,7 +23,7 @@ func (n oneNode) decide() {
 	n.queued = n.queued || p.in && !n.try
 	switch {
 	case p.in && p.granted && p.Until() < n.soon():
-		p.Look()
+		p.RenewNow()
 	case p.in && p.granted:
 		n.grant(p.token)
 	case p.in, p.why == nil, isRetried(p.why) && !n.try:

@@ -64,7 +64,7 @@ func (p *part) acquire(ctx context.Context) {
 	for p != nil {
 		// While the mailbox listens, others wait or did a moment ago, or a lock is held for longer. Joining the queue at once then
 		// saves a call, or costs none.
-		try := a.try || !p.join && !p.Node.Mailbox.Hears()
+		try := a.try || !p.join && !p.Node.Mailbox.Listens()
 		if !try {
 			p.listen(ctx)
 		}
@@ -83,10 +83,10 @@ func (p *part) acquire(ctx context.Context) {
 			p = p.onAcquired(clock.Now(), 0, script.Reply{}, notSent{err})
 			continue
 		}
-		sent, looks := clock.Now(), p.Node.Mailbox.Looks()
+		sent, sweeps := clock.Now(), p.Node.Mailbox.Sweeps()
 		c := p.acquireCommand(try)
 		r, err := p.Node.Call(ctx, a.Config.TTL, c, place)
-		p = p.onAcquired(sent, looks, r, err)
+		p = p.onAcquired(sent, sweeps, r, err)
 	}
 }
 
@@ -107,8 +107,8 @@ func (p *part) start() {
 	}()
 }
 
-// listen opens the mailbox for messages to p, and waits until it listens or for so long that looking is better. A message
-// may overtake the reply to the acquire, so this comes before the acquire is sent.
+// listen opens the mailbox for messages to p, and waits until it listens, or until it is better to poll. A message may
+// overtake the reply to the acquire, so this comes before the acquire is sent.
 func (p *part) listen(ctx context.Context) {
 	settled := p.openMailbox()
 	select {
@@ -179,16 +179,16 @@ type notSent struct{ error }
 
 func (e notSent) Unwrap() error { return e.error }
 
-// onAcquired handles the answer to an acquire that was sent at that instant. Looks is what Mailbox.Looks returned then. It
+// onAcquired handles the answer to an acquire that was sent at that instant. Sweeps is what Mailbox.Sweeps returned then. It
 // returns the part that asks next, or nil.
-func (p *part) onAcquired(sent clock.Instant, looks uint32, r script.Reply, err error) (next *part) {
+func (p *part) onAcquired(sent clock.Instant, sweeps uint32, r script.Reply, err error) (next *part) {
 	a := p.acq
 	p.Node.CheckPublish(r, a.Config.Log)
 	a.nodes().onAnswer(p, sent, r.Last, err)
 	var n news
 	a.mu.Lock()
 	if p.asking {
-		next, n = p.acquired(sent, looks, r, err)
+		next, n = p.acquired(sent, sweeps, r, err)
 	} else if r.Status == script.Granted || r.Status == script.Waiting {
 		// The id has been released already, but the node may have restarted since and lost the tombstone.
 		p.Node.Renewer.Release(&p.Lease)
@@ -198,7 +198,7 @@ func (p *part) onAcquired(sent clock.Instant, looks uint32, r script.Reply, err 
 	return next
 }
 
-func (p *part) acquired(sent clock.Instant, looks uint32, r script.Reply, err error) (next *part, _ news) {
+func (p *part) acquired(sent clock.Instant, sweeps uint32, r script.Reply, err error) (next *part, _ news) {
 	a := p.acq
 	p.asking = false
 	if a.Config.Timeout > 0 {
@@ -249,8 +249,8 @@ func (p *part) acquired(sent clock.Instant, looks uint32, r script.Reply, err er
 			r.Status = script.Granted
 		}
 		p.Node.Renewer.Renew(&p.Lease, p.granted && a.state == held, sent, r)
-		if !p.granted && p.Node.Mailbox.Looks() != looks { // the others have looked while p could not
-			p.Look()
+		if !p.granted && p.Node.Mailbox.Sweeps() != sweeps { // the others have been renewed while p could not be
+			p.RenewNow()
 		}
 	}
 	return next, news{}

@@ -63,13 +63,13 @@ func (p *part) callBehind(ctx context.Context, front *part, c script.Command, pl
 	a := p.acq
 	if front != nil {
 		front.join = true
-		front.openMailbox() // what it misses until it listens, it looks for then
+		front.openMailbox() // what it misses until it listens, it is renewed for then
 	}
 	if front == nil || !front.begin() {
 		return p.Node.Call(ctx, a.Config.TTL, c, place)
 	}
-	sent, looks := clock.Now(), p.Node.Mailbox.Looks()
-	onAcquired := func(r script.Reply, err error) { front.onAcquired(sent, looks, r, err).start() }
+	sent, sweeps := clock.Now(), p.Node.Mailbox.Sweeps()
+	onAcquired := func(r script.Reply, err error) { front.onAcquired(sent, sweeps, r, err).start() }
 	return p.Node.CallBoth(ctx, a.Config.TTL, front.acquireCommand(false), onAcquired, c, place)
 }
 

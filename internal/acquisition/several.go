@@ -185,7 +185,7 @@ func (s *severalNodes) count(soon clock.Instant) (c count) {
 		switch {
 		case p.in && p.granted && p.Until() < soon:
 			c.in++
-			p.Look()
+			p.RenewNow()
 		case p.in:
 			c.in++
 			if p.granted {
@@ -290,7 +290,7 @@ func (s *severalNodes) onAcknowledged(p *part, sent clock.Instant) {
 func (s *severalNodes) renewAll() {
 	for _, p := range s.parts {
 		if p.counts() {
-			p.Look()
+			p.RenewNow()
 		}
 	}
 }

@@ -185,9 +185,9 @@ func (l *Lock) Token() uint64 {
 	return g.turn.acq.Token()*MaxGrants + uint64(g.number)
 }
 
-// Overdue ends the turn of l, which has been held for as long as it may be, and stops its renewals. It reports whether l was
+// MarkOverdue ends the turn of l, which has been held for as long as it may be, and stops its renewals. It reports whether l was
 // still held.
-func (l *Lock) Overdue() bool {
+func (l *Lock) MarkOverdue() bool {
 	t, q := l.grant.turn, l.grant.turn.queue
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -198,7 +198,7 @@ func (l *Lock) Overdue() bool {
 	t.expireIfOverdue()
 	t.ends = clock.Past
 	if t.users < 0 { // else endTurns does it
-		q.spend(t)
+		q.putAside(t)
 	}
 	q.acquireInBackground(q.update())
 	return true

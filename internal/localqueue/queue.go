@@ -35,7 +35,7 @@
 //	     (queue.onAcquired), unless Redis has acknowledged something that stands for them (queue.choose). A hook or a
 //	     logger that panics ends the wait of its own goroutine only (queue.acquire).
 //	T12  An acquisition is renewed while one of its locks is not overdue. An overdue one ends the turn, and the head asks
-//	     Redis without waiting for its end (Lock.Overdue). A revoked acquisition ends all locks under it, as a loss does,
+//	     Redis without waiting for its end (Lock.MarkOverdue). A revoked acquisition ends all locks under it, as a loss does,
 //	     or, if it waits, the wait of the head (queue.onAcquired).
 //
 // # Mutexes
@@ -67,7 +67,7 @@ type queue struct {
 	pending      *turn // the acquisition that is made for the head; nil: none
 	turns        *turn // the acquisitions that are held and may serve, the newest first
 
-	spent map[*turn]struct{} // the others that are held: their turn is over, and they keep their readers, or a writer that is overdue
+	aside map[*turn]struct{} // the others that are held: their turn is over, and they keep their readers, or a writer that is overdue
 }
 
 // acquire makes w wait until it is served, or will not be served, or ctx ends.
@@ -193,7 +193,7 @@ func (q *queue) conflicting(w *waiter, now clock.Instant) *turn {
 			return t
 		}
 	}
-	for t := range q.spent {
+	for t := range q.aside {
 		if excludes(t) {
 			return t
 		}
@@ -329,7 +329,7 @@ func (q *queue) push(t *turn) { t.next, q.turns = q.turns, t }
 
 // drop takes t out of the acquisitions that are held.
 func (q *queue) drop(t *turn) {
-	delete(q.spent, t)
+	delete(q.aside, t)
 	for at := &q.turns; *at != nil; at = &(*at).next {
 		if *at == t {
 			*at = t.next
@@ -338,13 +338,13 @@ func (q *queue) drop(t *turn) {
 	}
 }
 
-// spend puts t, which is held, aside: it may serve nobody any more.
-func (q *queue) spend(t *turn) {
+// putAside puts t, which is held, aside: it may serve nobody any more.
+func (q *queue) putAside(t *turn) {
 	q.drop(t)
-	if q.spent == nil {
-		q.spent = map[*turn]struct{}{}
+	if q.aside == nil {
+		q.aside = map[*turn]struct{}{}
 	}
-	q.spent[t] = struct{}{}
+	q.aside[t] = struct{}{}
 }
 
 // endTurns ends acquisitions that have no users, and puts those aside that have only readers when their turn is over. A
@@ -362,7 +362,7 @@ func (q *queue) endTurns(now clock.Instant) {
 				d := t.acq.BeginDowngrade()
 				go func() { _ = d.Tell(context.Background(), nil) }() // renewals go on with what a node does not confirm
 			}
-			q.spend(t)
+			q.putAside(t)
 		case t.write:
 			t.checkLater(now)
 		}
@@ -370,7 +370,7 @@ func (q *queue) endTurns(now clock.Instant) {
 }
 
 // choose sees to it that an acquisition waits in Redis for the head, and for nobody else. While this process holds a write
-// acquisition that is not spent, nobody else can be granted the lock, and the age restores the place. It returns the one that
+// acquisition that is not put aside, nobody else can be granted the lock, and the age restores the place. It returns the one that
 // the caller must make, or nil.
 func (q *queue) choose(now clock.Instant) *turn {
 	w, p := q.head(), q.pending

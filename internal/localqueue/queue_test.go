@@ -257,7 +257,7 @@ func TestUnlockedLockIsNotOverdue(t *testing.T) {
 		if err := errors.Join(holder.lock.Unlock(t.Context()), <-served); err != nil {
 			t.Fatal(err)
 		}
-		if holder.lock.Overdue() || !next.lock.grant.turn.lasts(clock.Now()) {
+		if holder.lock.MarkOverdue() || !next.lock.grant.turn.lasts(clock.Now()) {
 			t.Error("want the turn to go on")
 		}
 		if err := next.lock.Unlock(t.Context()); err != nil {
@@ -338,8 +338,8 @@ func TestEventsLookAtTheReadersOfATurnOnly(t *testing.T) {
 		for t := q.turns; t != nil; t = t.next {
 			n++
 		}
-		if n > 1 || len(q.spent) < len(readers)-1 {
-			p.Errorf("%d acquisitions are looked at and %d are put aside, of %d", n, len(q.spent), len(readers))
+		if n > 1 || len(q.aside) < len(readers)-1 {
+			p.Errorf("%d acquisitions are looked at and %d are put aside, of %d", n, len(q.aside), len(readers))
 		}
 		writer := &caller{}
 		if err := p.acquire(writer, true, true); !errors.Is(err, lockerr.ErrLock) {
@@ -350,8 +350,8 @@ func TestEventsLookAtTheReadersOfATurnOnly(t *testing.T) {
 				p.Error(err)
 			}
 		}
-		if len(q.spent) != 0 || q.turns != nil || Len() != 0 {
-			p.Errorf("%d acquisitions and %d queues are left", len(q.spent), Len())
+		if len(q.aside) != 0 || q.turns != nil || Len() != 0 {
+			p.Errorf("%d acquisitions and %d queues are left", len(q.aside), Len())
 		}
 	})
 }

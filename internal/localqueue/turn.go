@@ -128,7 +128,7 @@ func (t *turn) expireIfOverdue() {
 		}
 	}
 	if t.locks != nil {
-		t.acq.Expire()
+		t.acq.LetExpire()
 	}
 }
 

@@ -18,10 +18,10 @@ type recorder struct {
 	grants *[]grant
 }
 
-func (r recorder) Granted(token uint64) { *r.grants = append(*r.grants, grant{r.n, token}) }
-func (r recorder) Key() string          { return "" }
-func (r recorder) Look()                {}
-func (r recorder) Deaf(error)           {}
+func (r recorder) Granted(token uint64)     { *r.grants = append(*r.grants, grant{r.n, token}) }
+func (r recorder) Key() string              { return "" }
+func (r recorder) RenewNow()                {}
+func (r recorder) SubscriptionFailed(error) {}
 
 // wellFormed matches a message as lua/lib/message.lua writes it.
 var wellFormed = regexp.MustCompile(`^\d{1,19}( \d{1,19})+$`)

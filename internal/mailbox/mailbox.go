@@ -4,8 +4,8 @@
 // receives the grants of its waiters, and learns that an id was revoked. It is
 // subscribed while a waiter has joined, or a holder renews, and for a while
 // after. Redis may lose messages, so each time the subscription starts or ends
-// the mailbox makes every waiter look: it renews its lease, and the reply tells it
-// whether it has been granted the lock.
+// the mailbox has every waiter renewed: the reply tells it whether it has been
+// granted the lock.
 package mailbox
 
 import (
@@ -30,8 +30,8 @@ const (
 	// how long the ping may take: a connection may be dead without being closed.
 	silence = 3 * time.Second
 
-	// perLook is more time than one waiter needs to look when many look at once.
-	perLook = 50 * time.Microsecond
+	// perRenewal is more time than the renewal of one waiter takes when many are renewed at once.
+	perRenewal = 50 * time.Microsecond
 
 	minBackoff = 10 * time.Millisecond
 	maxBackoff = time.Second
@@ -48,10 +48,10 @@ type Waiter interface {
 	Granted(token uint64)
 	// Key returns the name of the lock.
 	Key() string // must take no mutex
-	// Look is called when messages to the waiter may have been lost.
-	Look()
-	// Deaf is called on one of the waiters when the subscription has failed.
-	Deaf(err error)
+	// RenewNow is called when messages to the waiter may have been lost.
+	RenewNow()
+	// SubscriptionFailed is called on one of the waiters.
+	SubscriptionFailed(err error)
 }
 
 // A Box is a mailbox. Its methods are safe for concurrent use.
@@ -59,8 +59,8 @@ type Box struct {
 	name    string
 	sub     Subscriber
 	revoked func(n uint64)
-	hears   atomic.Bool
-	looks   atomic.Uint32
+	listens atomic.Bool
+	sweeps  atomic.Uint32
 
 	mu      sync.Mutex
 	waiters map[uint64]Waiter
@@ -70,7 +70,7 @@ type Box struct {
 	open    time.Time           // until then it stays open without a waiter
 	idle    *time.Timer         // runs while there is no waiter
 	idles   int                 // the number of that timer
-	lost    map[string]struct{} // the keys whose waiters must look; nil: no sweep is running
+	lost    map[string]struct{} // the keys whose waiters must be renewed; nil: no sweep is running
 }
 
 // New returns a mailbox on the channel of that name. With a nil Subscriber it
@@ -83,12 +83,12 @@ func New(sub Subscriber, name string, revoked func(n uint64)) *Box {
 // Name returns the name of the channel.
 func (b *Box) Name() string { return b.name }
 
-// Hears reports whether the subscription is in place.
-func (b *Box) Hears() bool { return b.hears.Load() }
+// Listens reports whether the subscription is in place.
+func (b *Box) Listens() bool { return b.listens.Load() }
 
-// Looks returns how often waiters have had to look so far, because messages may have been lost. A waiter whose acquire was
-// under way meanwhile could not, and has to look when that is answered.
-func (b *Box) Looks() uint32 { return b.looks.Load() }
+// Sweeps returns how often waiters have been renewed so far because messages may have been lost. A waiter whose acquire was
+// under way meanwhile could not be, and has to be renewed when that is answered.
+func (b *Box) Sweeps() uint32 { return b.sweeps.Load() }
 
 // Join delivers the messages for an id to w, and opens the mailbox if it is
 // closed. The channel it returns is closed when the subscription has been
@@ -160,7 +160,7 @@ func (b *Box) closeIdle(which int) {
 	close(b.stop)
 	pubsub := b.pubsub
 	b.stop, b.settled, b.pubsub = nil, nil, nil
-	b.hears.Store(false)
+	b.listens.Store(false)
 	b.mu.Unlock()
 	if pubsub != nil {
 		_ = pubsub.Close() // may wait for a dial in progress
@@ -170,16 +170,16 @@ func (b *Box) closeIdle(which int) {
 // run subscribes, again after each failure, until stop is closed.
 func (b *Box) run(stop <-chan struct{}, settled chan struct{}) {
 	for failed := 0; ; failed++ {
-		heard, err := b.listen(stop, settled)
+		confirmed, err := b.listen(stop, settled)
 		if isClosed(stop) {
 			return
 		}
-		if heard {
+		if confirmed {
 			failed = 0
 		}
-		b.setHears(stop, false)
+		b.setListens(stop, false)
 		if failed == 0 {
-			b.report(err)
+			b.tellFailure(err)
 		}
 		if !isClosed(settled) {
 			close(settled)
@@ -196,7 +196,7 @@ func (b *Box) run(stop <-chan struct{}, settled chan struct{}) {
 
 // listen subscribes once and delivers messages until the connection fails. It
 // reports whether the subscription was ever confirmed.
-func (b *Box) listen(stop <-chan struct{}, settled chan struct{}) (heard bool, err error) {
+func (b *Box) listen(stop <-chan struct{}, settled chan struct{}) (confirmed bool, err error) {
 	ctx := context.Background()
 	pubsub := b.sub.Subscribe(ctx, b.name)
 	defer pubsub.Close()
@@ -210,7 +210,7 @@ func (b *Box) listen(stop <-chan struct{}, settled chan struct{}) (heard bool, e
 
 	for pinged := false; ; {
 		event, err := pubsub.ReceiveTimeout(ctx, silence)
-		if timeout := net.Error(nil); errors.As(err, &timeout) && timeout.Timeout() && !pinged && heard {
+		if timeout := net.Error(nil); errors.As(err, &timeout) && timeout.Timeout() && !pinged && confirmed {
 			pinged = true
 			err = pubsub.Ping(ctx)
 			if err == nil {
@@ -218,15 +218,15 @@ func (b *Box) listen(stop <-chan struct{}, settled chan struct{}) (heard bool, e
 			}
 		}
 		if err != nil {
-			return heard, err
+			return confirmed, err
 		}
 		pinged = false
 		switch event := event.(type) {
 		case *redis.Subscription:
 			// It also comes after the client has reconnected by itself:
 			// messages published meanwhile are lost.
-			heard = true
-			b.setHears(stop, true)
+			confirmed = true
+			b.setListens(stop, true)
 			if !isClosed(settled) {
 				close(settled)
 			}
@@ -236,32 +236,32 @@ func (b *Box) listen(stop <-chan struct{}, settled chan struct{}) (heard bool, e
 	}
 }
 
-// setHears records that the subscription started or ended, and makes every waiter
-// look: it may have missed a message, or must poll from now on.
-func (b *Box) setHears(stop <-chan struct{}, hears bool) {
+// setListens records that the subscription started or ended, and renews every
+// waiter: it may have missed a message, or must poll from now on.
+func (b *Box) setListens(stop <-chan struct{}, listens bool) {
 	b.mu.Lock()
 	if isClosed(stop) {
 		b.mu.Unlock()
 		return
 	}
-	changed := b.hears.Swap(hears) != hears
+	changed := b.listens.Swap(listens) != listens
 	var waiters []Waiter
-	if changed || hears {
+	if changed || listens {
 		waiters = b.all()
-		b.looks.Add(1)
+		b.sweeps.Add(1)
 	}
 	b.mu.Unlock()
 	for _, w := range waiters {
-		w.Look()
+		w.RenewNow()
 	}
 }
 
-func (b *Box) report(err error) {
+func (b *Box) tellFailure(err error) {
 	b.mu.Lock()
 	waiters := b.all()
 	b.mu.Unlock()
 	if len(waiters) > 0 {
-		waiters[0].Deaf(err)
+		waiters[0].SubscriptionFailed(err)
 	}
 }
 
@@ -273,12 +273,12 @@ func (b *Box) all() []Waiter {
 	return waiters
 }
 
-// Look makes every waiter for key look, because a message to one of them may have been lost. It does nothing if the
-// subscription is about to start: that makes all waiters look.
-func (b *Box) Look(key string) {
+// RenewWaiters renews every waiter for key, because a message to one of them may have been lost. It does nothing if the
+// subscription is about to start: that renews all waiters.
+func (b *Box) RenewWaiters(key string) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.stop != nil && !b.hears.Load() {
+	if b.stop != nil && !b.listens.Load() {
 		return
 	}
 	if b.lost == nil {
@@ -288,9 +288,9 @@ func (b *Box) Look(key string) {
 	b.lost[key] = struct{}{}
 }
 
-// sweep makes the waiters for the keys in lost look, until lost is empty. One sweep runs at a time, and the next starts
-// when the calls of the last may have been answered. Messages lost during a sweep, which slows Redis down, make the
-// waiters look once, and not once for each message.
+// sweep renews the waiters for the keys in lost, until lost is empty. One sweep runs at a time, and the next starts when
+// the calls of the last may have been answered. For messages lost during a sweep, which slows Redis down, the waiters are
+// renewed once, and not once for each message.
 func (b *Box) sweep() {
 	for {
 		b.mu.Lock()
@@ -306,12 +306,12 @@ func (b *Box) sweep() {
 			}
 		}
 		clear(b.lost)
-		b.looks.Add(1)
+		b.sweeps.Add(1)
 		b.mu.Unlock()
 		for _, w := range waiters {
-			w.Look()
+			w.RenewNow()
 		}
-		time.Sleep(time.Duration(1+len(waiters)) * perLook)
+		time.Sleep(time.Duration(1+len(waiters)) * perRenewal)
 	}
 }
 

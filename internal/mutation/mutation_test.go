@@ -57,7 +57,7 @@ func onServers(test string) checker {
 
 var mutants = []mutant{
 	// Trust.
-	{"trust counts from the reply", "internal/acquisition/part.go", "		p = p.onAcquired(sent, looks, r, err)\n", "		p = p.onAcquired(max(sent, clock.Now()), looks, r, err)\n", sim},
+	{"trust counts from the reply", "internal/acquisition/part.go", "		p = p.onAcquired(sent, sweeps, r, err)\n", "		p = p.onAcquired(max(sent, clock.Now()), sweeps, r, err)\n", sim},
 	{"no timer ends the trust", "internal/node/renewer.go", "func() { l.owner.OnExpired(ErrExpired) }", "func() {}", sim},
 	{"a grant message is taken for a new lease", "internal/acquisition/part.go", "		p.grant(clock.Now(), token)\n		if p.in {",
 		"		p.grant(clock.Now(), token)\n		p.Acknowledge(clock.Now())\n		if p.in {", sim},
@@ -181,7 +181,7 @@ var mutants = []mutant{
 	{"the next one waits until a revoked lock would have ended", "lua/revoke.lua", "drop()\nhand_on()\n", "drop()\n", sim},
 	{"a revoked lock is renewed", "internal/node/renewer.go", "	case r.Status != script.Granted && r.Status != script.Waiting:", "	case r.Status != script.Granted && r.Status != script.Waiting && r.Status != script.Tombstoned:", sim},
 	{"a lock that Redis has forgotten is taken for a revoked one", "internal/node/renewer.go", "		why := ErrGone\n", "		why := lockerr.ErrRevoked\n", sim},
-	{"an overdue lock is not free a TTL later", "internal/acquisition/acquisition.go", "		p.Node.Renewer.Expire(&p.Lease)\n", "		_ = p\n", sim},
+	{"an overdue lock is not free a TTL later", "internal/acquisition/acquisition.go", "		p.Node.Renewer.LetExpire(&p.Lease)\n", "		_ = p\n", sim},
 
 	// Turns.
 	{"requests with another TTL share a queue", "internal/acquisition/config.go", `strings.Join(names, " "), c.TTL, c.Drift`, `strings.Join(names, " "), 0, 0`, scenario("TestEqualRequestsShareAQueue")},
@@ -224,7 +224,7 @@ var mutants = []mutant{
 	{"a loss during an unlock drops the next acquisition", "internal/localqueue/lock.go", "	case next != nil:\n		t.queue.acquireInBackground(next)\n", "	case next != nil && err == nil:\n		t.queue.acquireInBackground(next)\n", checker{"./internal/localqueue", "^TestLossDuringAnUnlockIsNotTheEndOfTheQueue$", nil}},
 
 	// The bound of WithMaxHold.
-	{"an overdue lock is renewed", "internal/acquisition/acquisition.go", "		p.Node.Renewer.Expire(&p.Lease)\n", "		_ = p\n", scenario("TestLockThatIsHeldForTooLongEnds")},
+	{"an overdue lock is renewed", "internal/acquisition/acquisition.go", "		p.Node.Renewer.LetExpire(&p.Lease)\n", "		_ = p\n", scenario("TestLockThatIsHeldForTooLongEnds")},
 	{"an overdue lock is renewed again when its last renewal is answered", "internal/node/renewer.go", "	if l.task == expire { // the call was under way\n		l.due, l.exact = clock.Never, true\n	}\n", "", scenario("TestRenewalUnderWayIsTheLastOne")},
 	{"a turn goes on after an overdue lock", "internal/localqueue/lock.go", "	t.ends = clock.Past\n	if", "	if", scenario("TestOverdueReaderEndsItsTurnAndNotTheOthers")},
 	{"an overdue reader ends the others", "internal/localqueue/turn.go", "if !l.overdue {", "if l == nil {", scenario("TestOverdueReaderEndsItsTurnAndNotTheOthers")},
@@ -243,9 +243,9 @@ var mutants = []mutant{
 	{"the release goes in front of the acquire in a script", "lua/both.lua", "local last = ARGV[1] + 1\n", "local last = ARGV[1] + 1\nother(KEYS, {unpack(ARGV, last + 1)})\n", ofScripts("TestNobodyComesBetweenAnAcquireAndTheReleaseBehindIt")},
 	{"a full Redis releases nothing behind an acquire", "lua/both.lua", "pcall(acquire, ", "true, acquire(", ofScripts("TestFullRedisReleasesBehindAnAcquire")},
 	{"an acquire that failed within a script is a strange reply", "internal/script/reply.go", "len(failed) == 1", "len(failed) == 0", ofScripts("TestFullRedisReleasesBehindAnAcquire")},
-	{"every event looks at all readers", "internal/localqueue/queue.go", "	q.drop(t)\n	if q.spent == nil {", "	if q.spent == nil {", checker{"./internal/localqueue", "^TestEventsLookAtTheReadersOfATurnOnly$", nil}},
+	{"every event looks at all readers", "internal/localqueue/queue.go", "	q.drop(t)\n	if q.aside == nil {", "	if q.aside == nil {", checker{"./internal/localqueue", "^TestEventsLookAtTheReadersOfATurnOnly$", nil}},
 	{"a read lock of a write acquisition admits a write lock", "internal/localqueue/lock.go", "	case write && !g.write:", "	case false:", scenario("TestReaderOfAWriteAcquisitionCannotWrite")},
-	{"the head behind an overdue lock asks when that has ended", "internal/localqueue/lock.go", "		q.spend(t)\n", "", scenario("TestNobodyOvertakesTheHeadBehindAnOverdueLock")},
+	{"the head behind an overdue lock asks when that has ended", "internal/localqueue/lock.go", "		q.putAside(t)\n", "", scenario("TestNobodyOvertakesTheHeadBehindAnOverdueLock")},
 	{"a reader that is overdue keeps a write acquisition", "internal/localqueue/lock.go", "	if t.users < 0 { // else endTurns does it", "	if true {", scenario("TestOverdueReaderOfAWriteAcquisitionLetsOthersRead")},
 	{"a queue is not forgotten", "internal/localqueue/registry.go", "	if q.requests == 0 {\n", "	if false {\n", scenario("TestQueuesComeAndGo")},
 
@@ -292,9 +292,9 @@ var mutants = []mutant{
 	{"a request that is not wanted any more is made", "internal/acquisition/several.go", "	if s.state != pending {\n", "	if false {\n", checker{"./internal/acquisition", "^TestSupersededRequestIsNotMade$", []string{"-timeout=20s"}}},
 
 	// What an operator does, and what bounds a lock.
-	{"a subscription that begins makes those look that wait, and not those that ask", "internal/acquisition/part.go", "!p.granted && p.Node.Mailbox.Looks() != looks", "false", scenario("TestGrantBeforeTheSubscriptionIsNotMissed")},
-	{"messages that are lost while a waiter asks are not noticed", "internal/mailbox/mailbox.go", "		clear(b.lost)\n		b.looks.Add(1)\n", "		clear(b.lost)\n", scenario("TestLostUnlockReplyDelaysNobody")},
-	{"messages that are lost during a renewal are not noticed", "internal/node/renewer.go", "r.Status == script.Waiting && c.looks != l.Node.Mailbox.Looks()", "false", scenario("TestLostGrantIsLookedForWhateverIsUnderWay")},
+	{"a subscription that begins renews waiters, and not those whose acquire was under way", "internal/acquisition/part.go", "!p.granted && p.Node.Mailbox.Sweeps() != sweeps", "false", scenario("TestGrantBeforeTheSubscriptionIsNotMissed")},
+	{"messages that are lost while a waiter asks are not noticed", "internal/mailbox/mailbox.go", "		clear(b.lost)\n		b.sweeps.Add(1)\n", "		clear(b.lost)\n", scenario("TestLostUnlockReplyDelaysNobody")},
+	{"messages that are lost during a renewal are not noticed", "internal/node/renewer.go", "r.Status == script.Waiting && c.sweeps != l.Node.Mailbox.Sweeps()", "false", scenario("TestLostGrantIsLookedForWhateverIsUnderWay")},
 	{"a release of what may never have stood in the queue grants nothing", "internal/acquisition/part.go", "p.MayExist = err != nil || ", "p.MayExist = ", scenario("TestLostGrantIsLookedForWhateverIsUnderWay")},
 	{"a release of what was withdrawn while it asked grants nothing", "internal/acquisition/acquisition.go", "p.asking, p.in, p.Tombstone, p.MayExist = false, true, true, true", "p.asking, p.in, p.Tombstone = false, true, true", scenario("TestLostGrantIsLookedForWhateverIsUnderWay")},
 	{"a release of what a node has not answered in time grants nothing", "internal/acquisition/several.go", "p.asking, p.Tombstone, p.MayExist = false, true, true", "p.asking, p.Tombstone = false, true", scenario("TestLostReplyToTheReleaseOfAnUnansweredAcquireDelaysNobody")},

@@ -196,9 +196,9 @@ type call struct {
 	lease    *Lease
 	command  script.Command
 	raise    uint64 // the token that it raises to, or 0
-	mayStand bool   // of a release: its id may have waited or held
+	mayExist bool   // of a release: its id may have waited or held
 	again    bool   // of a release: an earlier one was not confirmed
-	looks    uint32 // how often the waiters of the node had looked when it was made
+	sweeps   uint32 // those of the mailbox when it was made
 	reply    script.Reply
 	err      error
 }

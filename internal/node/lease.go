@@ -110,11 +110,11 @@ func (l *Lease) Granted(token uint64) { l.owner.OnGranted(token) }
 // Key implements [mailbox.Waiter].
 func (l *Lease) Key() string { return l.owner.Request().Keys.Name() }
 
-// Look implements [mailbox.Waiter]: l is renewed at once, since a message to it may have been lost.
-func (l *Lease) Look() { l.Node.Renewer.renewNow(l) }
+// RenewNow implements [mailbox.Waiter]: l is renewed at once, since a message to it may have been lost.
+func (l *Lease) RenewNow() { l.Node.Renewer.renewNow(l) }
 
-// Deaf implements [mailbox.Waiter].
-func (l *Lease) Deaf(err error) {
+// SubscriptionFailed implements [mailbox.Waiter].
+func (l *Lease) SubscriptionFailed(err error) {
 	l.terms().Log.Error("", "the subscription failed; waiters poll until it is back", err)
 }
 

@@ -109,7 +109,7 @@ func (n *Node) MaySendTwice(sent clock.Instant) bool {
 }
 
 // deliversGrants reports whether grants reach this process by message.
-func (n *Node) deliversGrants() bool { return n.Mailbox.Hears() && !n.refusesPublish.Load() }
+func (n *Node) deliversGrants() bool { return n.Mailbox.Listens() && !n.refusesPublish.Load() }
 
 // CheckPublish logs, once, that the server refuses to publish the grants, if a reply tells so.
 func (n *Node) CheckPublish(r script.Reply, log logger.Logger) {
@@ -149,7 +149,7 @@ func (n *Node) CheckEviction(log logger.Logger) {
 // one was not confirmed; r and err are its outcome.
 func (n *Node) LookForLostGrants(key string, sent clock.Instant, again bool, r script.Reply, err error) {
 	if err != nil || r.Status != script.Released && r.Status != script.Foreign && (again || n.MaySendTwice(sent)) {
-		n.Mailbox.Look(key)
+		n.Mailbox.RenewWaiters(key)
 	}
 }
 

@@ -121,15 +121,15 @@ func (rn *Renewer) Raise(l *Lease, token uint64) {
 	rn.renewAt(l, clock.Now())
 }
 
-// ReadOnly renews a lease as a reader's from now on.
-func (rn *Renewer) ReadOnly(l *Lease) {
+// RenewAsReader renews a lease as a reader's from now on.
+func (rn *Renewer) RenewAsReader(l *Lease) {
 	rn.mu.Lock()
 	defer rn.mu.Unlock()
 	l.readOnly = true
 }
 
-// Holds renews a lease as a holder's, if it was a waiter's.
-func (rn *Renewer) Holds(l *Lease) {
+// RenewAsHolder renews a lease as a holder's, if it was a waiter's.
+func (rn *Renewer) RenewAsHolder(l *Lease) {
 	rn.mu.Lock()
 	defer rn.mu.Unlock()
 	if l.heapIndex == 0 || l.task != renewWaiter {
@@ -140,8 +140,8 @@ func (rn *Renewer) Holds(l *Lease) {
 	rn.push(l)
 }
 
-// Expire stops the renewals of a lease. The owner is told when it has ended.
-func (rn *Renewer) Expire(l *Lease) {
+// LetExpire stops the renewals of a lease. The owner is told when it has ended.
+func (rn *Renewer) LetExpire(l *Lease) {
 	rn.mu.Lock()
 	defer rn.mu.Unlock()
 	if l.heapIndex == 0 || l.task == release || l.task == timeout {
@@ -383,7 +383,7 @@ func (rn *Renewer) call(due []*Lease) {
 
 	for _, c := range calls {
 		rn.onAnswer(c, start)
-		if c.mayStand {
+		if c.mayExist {
 			rn.node.LookForLostGrants(c.lease.owner.Request().Keys.Name(), start, c.again, c.reply, c.err)
 		}
 	}
@@ -396,11 +396,11 @@ func callsFor(due []*Lease) (calls []*call, limit clock.Instant) {
 	limit = due[0].Until()
 	for i, l := range due {
 		c, p := &all[i], l.Participant()
-		c.lease, c.raise, c.looks = l, l.raise, l.Node.Mailbox.Looks()
+		c.lease, c.raise, c.sweeps = l, l.raise, l.Node.Mailbox.Sweeps()
 		switch {
 		case l.task == release:
 			c.command = p.Release(l.Tombstone)
-			c.mayStand, c.again = l.MayExist, l.released
+			c.mayExist, c.again = l.MayExist, l.released
 			l.released = true
 		case l.readOnly:
 			p.Write = false
@@ -417,7 +417,7 @@ func callsFor(due []*Lease) (calls []*call, limit clock.Instant) {
 
 // OnDowngrade takes the answer to a renewal as a reader that the owner has sent at that instant.
 func (rn *Renewer) OnDowngrade(l *Lease, c script.Command, sent clock.Instant, r script.Reply, err error) error {
-	if rn.node.Mailbox.Hears() { // as it has since the first renewal; the next one is put off
+	if rn.node.Mailbox.Listens() { // as it has since the first renewal; the next one is put off
 		rn.node.Mailbox.StayOpen(l.terms().TTL)
 	}
 	answered := &call{lease: l, command: c, reply: r, err: err}
@@ -481,7 +481,7 @@ func (rn *Renewer) update(c *call, sent clock.Instant) (tell func()) {
 		l.raise = 0
 	}
 	l.schedule(sent, r)
-	if r.More || r.Status == script.Waiting && c.looks != l.Node.Mailbox.Looks() { // the others have looked since it was sent
+	if r.More || r.Status == script.Waiting && c.sweeps != l.Node.Mailbox.Sweeps() { // the others have been renewed since it was sent
 		l.due, l.exact = clock.Now(), true
 	}
 	if l.task == expire { // the call was under way
