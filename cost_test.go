@@ -74,6 +74,7 @@ func TestContendedLockIsTwoCommands(t *testing.T) {
 // release or a downgrade.
 func TestSourceOfAScriptIsSentOnce(t *testing.T) {
 	inBubble(t, func(w *world) {
+		w.Admin.ScriptFlush(w.Context())
 		rc, sent := w.client(nil), &counter{}
 		rc.AddHook(sent)
 		m := NewMutex(rc, "x")

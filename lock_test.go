@@ -57,9 +57,16 @@ func inBubble(t *testing.T, f func(w *world)) {
 	})
 }
 
+// scripts are those that locks and unlocks call.
+var scripts = []*script.Script{
+	script.Lock, script.RLock, script.Refresh, script.Unlock,
+	script.Both(script.Lock, script.Unlock), script.Both(script.RLock, script.Unlock),
+	script.Both(script.Lock, script.Refresh), script.Both(script.RLock, script.Refresh),
+}
+
 // loadScripts makes the scripts known to a server, so that a fault can be set for the digest of one.
 func loadScripts(w *redistest.World, rc *redis.Client) {
-	for _, s := range []*script.Script{script.Lock, script.RLock, script.Refresh, script.Unlock} {
+	for _, s := range scripts {
 		if err := rc.ScriptLoad(w.Context(), s.Source()).Err(); err != nil {
 			w.Fatal(err)
 		}

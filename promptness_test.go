@@ -17,7 +17,6 @@ import (
 
 	"github.com/redismutex/redismutex/internal/faultnet"
 	"github.com/redismutex/redismutex/internal/redistest"
-	"github.com/redismutex/redismutex/internal/script"
 )
 
 var (
@@ -84,8 +83,11 @@ func (e *episode) say(format string, args ...any) {
 // play makes calls, and has links hold back or lose what these send.
 func (e *episode) play() {
 	var deliver []func()
-	scripts := []string{script.Lock.Digest(), script.RLock.Digest(), script.Refresh.Digest(), script.Unlock.Digest()}
-	requests := append(slices.Clone(scripts), "join", "subscribe")
+	var digests []string
+	for _, s := range scripts {
+		digests = append(digests, s.Digest())
+	}
+	requests := append(slices.Clone(digests), "join", "subscribe")
 	lost := false
 	for range 10 + e.random.IntN(25) {
 		link := e.links[e.random.IntN(len(e.links))]
@@ -111,7 +113,7 @@ func (e *episode) play() {
 			time.AfterFunc(d, release)
 			deliver = append(deliver, release)
 		case x == 17 && !lost:
-			what := scripts[e.random.IntN(len(scripts))]
+			what := digests[e.random.IntN(len(digests))]
 			e.say("lose the reply to %.9s", what)
 			link.LoseReply(what, 1)
 			lost = true

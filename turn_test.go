@@ -568,7 +568,7 @@ func TestAgeRestoresThePlace(t *testing.T) {
 	})
 }
 
-// T7: the head's acquire goes in front of the release: also if the server knows only the release, and through a client without
+// T7: the head's acquire goes in front of the release: also if the server knows no script, and through a client without
 // pipelines.
 func TestAcquireGoesInFrontOfTheRelease(t *testing.T) {
 	inBubble(t, func(w *world) {
@@ -579,15 +579,58 @@ func TestAcquireGoesInFrontOfTheRelease(t *testing.T) {
 			redistest.Elapse(time.Second)
 			remote := w.later(other, true)
 			redistest.Elapse(time.Second)
-			rc := w.client(nil)
-			rc.ScriptFlush(w.Context())
-			rc.ScriptLoad(w.Context(), script.Unlock.Source())
+			w.client(nil).ScriptFlush(w.Context())
 			w.unlock(l)
 			l = w.granted(next, "the one that came first")
 			w.pending(remote)
 			w.unlock(l)
 			w.unlock(w.granted(remote, "the other process"))
 		}
+	})
+}
+
+// T7, promise 5: the release hands the lock on to all that fit, with an acquire in front of it, too.
+func TestReleaseBehindAnAcquireHandsOnToAll(t *testing.T) {
+	inBubble(t, func(w *world) {
+		m, strict := NewMutex(w.client(nil), "x"), NewMutex(w.client(nil), "x", WithTurn(0))
+		first := w.lock(strict, true)
+		waiter := w.later(m, true) // so m has subscribed: a new subscription would have next renewed, which hands on
+		w.unlock(first)
+		l, readers := w.granted(waiter, "the waiter"), make([]<-chan *Lock, 600) // Redis grants the lock to 250 at a time
+		for i := range readers {
+			readers[i] = w.later(strict, false)
+		}
+		redistest.Elapse(2 * turnLength)
+		next := w.later(m, true)
+		w.unlock(l)
+		locks := make([]*Lock, len(readers))
+		for i, r := range readers {
+			locks[i] = w.granted(r, fmt.Sprintf("reader %d", i))
+		}
+		w.pending(next)
+		for _, l := range locks {
+			w.unlock(l)
+		}
+		w.unlock(w.granted(next, "the next one"))
+	})
+}
+
+// T7, promise 7: the reply to a release behind an acquire is lost, with the grant of another waiter of the process in it.
+func TestLostReplyToAReleaseBehindAnAcquireDelaysNobody(t *testing.T) {
+	inBubble(t, func(w *world) {
+		rc := w.client(w.link) // go-redis makes the call again
+		m, strict := NewMutex(rc, "x"), NewMutex(rc, "x", WithTurn(0))
+		l := w.lock(m, true)
+		other := w.later(strict, true) // it stands in Redis by itself
+		redistest.Elapse(2 * turnLength)
+		next := w.later(m, true)
+		w.link.LoseReply(script.Both(script.Lock, script.Unlock).Digest(), 1)
+		_ = l.UnlockContext(w.Context()) // the second call finds nothing to release
+		if n := w.link.Effects().LostReplies; n != 1 {
+			t.Fatalf("%d replies were lost, want one", n)
+		}
+		w.unlock(w.within(100*time.Millisecond, other))
+		w.unlock(w.within(100*time.Millisecond, next))
 	})
 }
 

@@ -5,8 +5,8 @@
 -- ARGV  1 how many arguments the acquire has; then those, and those of the other verb
 -- Reply {the reply to the acquire, the reply to the other}, each as its verb has it. If the
 --       acquire fails, as on a full Redis, its reply is {error}, with the error as a string,
---       and the other verb is called all the same. Each hands on to as many as a script of its
---       own would.
+--       and the other verb is called all the same. If that fails, the script fails, although
+--       the acquire has been made. Each hands on to as many as a script of its own would.
 
 local function acquire(KEYS, ARGV)
 -- first verb

@@ -24,9 +24,14 @@ func Source(verb string) string {
 	return assemble(files, verb+".lua", map[string]bool{})
 }
 
-// Both returns the script that calls two verbs, one after the other.
+// comments matches lines that are nothing else.
+var comments = regexp.MustCompile(`(?m)^\s*--.*\n`)
+
+// Both returns the script that calls two verbs, one after the other. It has no comments: so a command with it fits into the
+// buffers of go-redis, of 32 KiB.
 func Both(first, second string) string {
-	return strings.NewReplacer("-- first verb\n", Source(first), "-- second verb\n", Source(second)).Replace(Source("both"))
+	source := strings.NewReplacer("-- first verb\n", Source(first), "-- second verb\n", Source(second)).Replace(Source("both"))
+	return comments.ReplaceAllString(source, "")
 }
 
 // SlowSource returns the script of a verb without its fast paths, for tests.

@@ -41,7 +41,7 @@ func (n *Node) Call(ctx context.Context, ttl time.Duration, c script.Command, pl
 }
 
 // CallBoth makes two calls in one script: an acquire, and then a release or a downgrade. The second one is as Call makes it;
-// onFirst is called with the answer to the first one.
+// onFirst is called with the answer to the first one. If the script fails, both calls fail, and either may have been made.
 func (n *Node) CallBoth(ctx context.Context, ttl time.Duration, first script.Command, onFirst func(script.Reply, error), second script.Command, place Place) (script.Reply, error) {
 	inBackground := false
 	defer func() {
@@ -59,8 +59,7 @@ func (n *Node) CallBoth(ctx context.Context, ttl time.Duration, first script.Com
 		}()
 		end := clock.Now().Add(ttl / 2)
 		a, b := script.Split(n.eval(sent, second.Behind(first)))
-		r, err := first.Script.Parse(a)
-		r, err = n.handOn(sent, end, first, r, err)
+		r, err := first.Script.Parse(a) // what it has left to hand on is the second one's
 		answered = true
 		onFirst(r, err)
 		r, err = second.Script.Parse(b)

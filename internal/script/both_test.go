@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/redis/go-redis/v9"
 	"github.com/redismutex/redismutex/internal/node"
 	"github.com/redismutex/redismutex/internal/redistest"
 	"github.com/redismutex/redismutex/internal/script"
@@ -155,7 +156,8 @@ func TestFullRedisReleasesBehindAnAcquire(t *testing.T) {
 			fill(t, rc, true)
 			first, behind, err := s.both(next.Acquire(false, false, 0), held.Release(false))
 			fill(t, rc, false)
-			if !errors.Is(err, ErrRedis) || !strings.Contains(err.Error(), "redis is full") {
+			var cause redis.Error
+			if !errors.Is(err, ErrRedis) || !strings.Contains(err.Error(), "redis is full") || !errors.As(err, &cause) {
 				t.Errorf("the acquire: %+v, %v", first, err)
 			}
 			s.is(behind, script.Released)

@@ -106,7 +106,7 @@ func (c Command) Releases() bool { return c.Script.short == Released }
 
 // Behind returns the command that makes two calls in one script: acquire, and then c, a release or a downgrade.
 func (c Command) Behind(acquire Command) Command {
-	s, first := both[[2]*Script{acquire.Script, c.Script}], acquire.args[argsAt:]
+	s, first := Both(acquire.Script, c.Script), acquire.args[argsAt:]
 	all := append(make([]any, 0, len(c.args)+1+len(first)), c.args[:argsAt]...)
 	all[1] = s.digest
 	all = append(append(all, strconv.Itoa(len(first))), first...)

@@ -2,6 +2,7 @@ package script
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redismutex/redismutex/internal/lockerr"
@@ -72,9 +73,10 @@ func Split(sent *redis.Cmd) (first, second *redis.Cmd) {
 	}
 	first.SetVal(replies[0])
 	second.SetVal(replies[1])
-	// Not an error of Redis within the reply: go-redis v9.23 would read no further, and use the connection again.
+	// The script passes an error as a string: of an array with an error that has a type of its own, go-redis v9.23 returns the
+	// error alone. Redis 6.2 leaves the end of the line in the text.
 	if failed, ok := replies[0].([]any); ok && len(failed) == 1 {
-		first.SetErr(scriptError(fmt.Sprint(failed[0])))
+		first.SetErr(scriptError(strings.TrimSpace(fmt.Sprint(failed[0]))))
 	}
 	return first, second
 }

@@ -18,11 +18,13 @@ var (
 	Revoke  = load("revoke", Released)
 )
 
-// both has the scripts that call two verbs: an acquire, and behind it a release or a downgrade.
 var both = map[[2]*Script]*Script{
 	{Lock, Unlock}: newScript(lua.Both("lock", "unlock"), 0), {Lock, Refresh}: newScript(lua.Both("lock", "refresh"), 0),
 	{RLock, Unlock}: newScript(lua.Both("rlock", "unlock"), 0), {RLock, Refresh}: newScript(lua.Both("rlock", "refresh"), 0),
 }
+
+// Both returns the script that calls two verbs: an acquire, and behind it a release or a downgrade.
+func Both(acquire, second *Script) *Script { return both[[2]*Script{acquire, second}] }
 
 // A Script is one verb. Its source and digest are boxed once, for the arguments of every call.
 type Script struct {
