@@ -101,9 +101,8 @@ func (l *Lock) Key() string { return l.acquisition().Keys.Name() }
 // long that its lease ended unnoticed. The token of a read lock is 0, unless the lock is nested in a write lock, or was
 // one before [Lock.Downgrade].
 //
-// A token fits an int64 until the year 2255, and a BIGINT of SQL. It does not fit a double, the number of Lua, JavaScript
-// and many readers of JSON: pass it there as text, and compare text: the longer token is the greater, and tokens of equal
-// length, as all are until the year 2279, compare as strings.
+// A token fits an int64, and a BIGINT of SQL. It does not fit a double, the number of Lua, JavaScript and many readers of
+// JSON: pass it there as text. As text, tokens compare as strings do: since the year 2001 all have 19 digits.
 func (l *Lock) Token() uint64 { return l.held.Token() }
 
 // Until returns the time at which trust in the lock ends unless it is renewed. It moves on with each renewal. It counts

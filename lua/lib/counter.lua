@@ -20,8 +20,8 @@ local RECENT = 86399990
 -- No counter of ours is below this: µs since 1970, in the year 1973.
 local FLOOR = 1e14
 
--- The span of one class of ranks, in µs: some 127 years, and more than any token. A score is
--- the rank in class "0", and the rank less this in class "1".
+-- The span of one class of ranks, in µs: more than any rank or token until the year 2096. A
+-- score is the rank in class "0", and the rank less this in class "1".
 local SPAN = 4e15
 
 local ttl_of_token = call('PTTL', TOKEN)
